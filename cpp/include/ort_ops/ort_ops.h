@@ -1,0 +1,72 @@
+/* Types and functions shared by every operator of the C interface.
+ *
+ * The interface needs no ONNX Runtime. An operator is called in two phases: NAME_get_workspace_size checks every
+ * argument and makes an executor (the plan); NAME_cpu runs it. All functions return an OrtOpsStatus and never throw.
+ */
+#ifndef ORT_OPS_ORT_OPS_H_
+#define ORT_OPS_ORT_OPS_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define ORT_OPS_EXPORT __declspec(dllexport)
+#else
+#define ORT_OPS_EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* 161001 and 161002 keep the meaning that CANN gives them; the others are this project's own. */
+typedef enum OrtOpsStatus {
+  ORT_OPS_SUCCESS = 0,
+  ORT_OPS_WORKSPACE_TOO_SMALL = 1001,
+  ORT_OPS_OUT_OF_MEMORY = 1002,
+  ORT_OPS_PARALLEL_FOR_FAILED = 1003,
+  ORT_OPS_NULL_POINTER = 161001,     /* a required pointer is null */
+  ORT_OPS_INVALID_PARAMETER = 161002 /* a type, rank or shape is not supported */
+} OrtOpsStatus;
+
+/* Element types, numbered as in ONNX's TensorProto.DataType. */
+typedef enum OrtOpsDataType { ORT_OPS_FLOAT = 1, ORT_OPS_FLOAT16 = 10, ORT_OPS_BFLOAT16 = 16 } OrtOpsDataType;
+
+/* A dense row-major tensor. `dims` and the struct itself are read during phase one only; `data` (of any alignment) must
+ * stay valid until the last run of the executor. `data` may be null where the tensor has no elements. */
+typedef struct OrtOpsTensor {
+  void* data;
+  const int64_t* dims;
+  int32_t rank;
+  int32_t data_type; /* OrtOpsDataType */
+} OrtOpsTensor;
+
+/* The caller's thread pool: calls task(task_data, i) once for each i in [0, count), in any order, on any threads, and
+ * returns when all are done: 0, or anything else if some were not run. */
+typedef struct OrtOpsParallelFor {
+  int (*run)(void* context, size_t count, void (*task)(void* task_data, size_t index), void* task_data);
+  void* context;
+} OrtOpsParallelFor;
+
+/* The last error of the calling thread as a sentence without the operator's name, e.g.
+ * "gamma must be [768], the last axis of dy [8,128,768]; got [512]". Valid until the thread's next failing call. */
+ORT_OPS_EXPORT const char* ort_ops_last_error(void);
+
+/* The version of this library, e.g. "0.1.0". */
+ORT_OPS_EXPORT const char* ort_ops_version(void);
+
+/* The instruction sets that the CPU kernels were compiled for and that this processor has, best first, separated by
+ * commas, e.g. "AVX2,SSE2"; the first is in use unless ort_ops_use_cpu_target says otherwise. */
+ORT_OPS_EXPORT const char* ort_ops_cpu_targets(void);
+
+/* The instruction set in use. */
+ORT_OPS_EXPORT const char* ort_ops_cpu_target(void);
+
+/* Makes the kernels use one of ort_ops_cpu_targets, for the whole process; NULL goes back to the best. For tests and
+ * for finding out what an instruction set is worth; not while a kernel runs. */
+ORT_OPS_EXPORT OrtOpsStatus ort_ops_use_cpu_target(const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* ORT_OPS_ORT_OPS_H_ */

@@ -1,0 +1,280 @@
+// The thin adapter: turns the runtime's values into the C interface's tensors and its status into the runtime's.
+#include "add_layer_norm_grad/op.h"
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "op_api.h"
+#include "ort_ops/add_layer_norm_grad.h"
+
+namespace ort_ops::add_layer_norm_grad {
+namespace {
+
+enum Input : size_t { kDy, kX1, kX2, kRstd, kMean, kGamma, kDsum, kInputs };
+enum Output : size_t { kDx, kDgamma, kDbeta, kOutputs };
+
+constexpr size_t kWorkspaceAlignment = 64;
+
+struct ReleaseAllocator {
+  const OrtApi* api;
+  void operator()(OrtAllocator* allocator) const { api->ReleaseAllocator(allocator); }
+};
+
+struct ReleaseExecutor {
+  void operator()(OrtOpsAddLayerNormGradExecutor* executor) const { ort_ops_add_layer_norm_grad_destroy(executor); }
+};
+
+struct Kernel {
+  const OrtApi& api;
+  std::string node_name;
+  std::unique_ptr<OrtAllocator, ReleaseAllocator> allocator;
+};
+
+// An input or output of the node; `tensor.dims` points into `dims`.
+struct Value {
+  std::vector<int64_t> dims;
+  OrtOpsTensor tensor;
+  const OrtOpsTensor* tensor_or_null = nullptr;
+};
+
+OrtStatus* NodeError(const Kernel& kernel, OrtErrorCode code, const char* sentence) {
+  const std::string text = "AddLayerNormGrad (node '" + kernel.node_name + "'): " + sentence;
+  return kernel.api.CreateStatus(code, text.c_str());
+}
+
+OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status) {
+  if (status == ORT_OPS_SUCCESS) return nullptr;
+  const bool callers_fault = status == ORT_OPS_NULL_POINTER || status == ORT_OPS_INVALID_PARAMETER;
+  return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION, ort_ops_last_error());
+}
+
+OrtStatus* ReadShape(const OrtApi& api, const OrtValue* ort_value, Value& value) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  if (OrtStatus* status = api.GetTensorTypeAndShape(ort_value, &info)) return status;
+  const TypeInfoPtr owned(info);
+  size_t rank = 0;
+  if (OrtStatus* status = api.GetDimensionsCount(info, &rank)) return status;
+  value.dims.resize(rank);
+  if (OrtStatus* status = api.GetDimensions(info, value.dims.data(), rank)) return status;
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  if (OrtStatus* status = api.GetTensorElementType(info, &type)) return status;
+  value.tensor.rank = static_cast<int32_t>(rank);
+  value.tensor.data_type = static_cast<int32_t>(type);
+  return nullptr;
+}
+
+// `ort_value` may be null: the node leaves that input or output out.
+OrtStatus* ReadValue(const OrtApi& api, OrtValue* ort_value, Value& value) {
+  if (ort_value == nullptr) return nullptr;
+  if (OrtStatus* status = ReadShape(api, ort_value, value)) return status;
+  if (OrtStatus* status = api.GetTensorMutableData(ort_value, &value.tensor.data)) return status;
+  value.tensor.dims = value.dims.data();
+  value.tensor_or_null = &value.tensor;
+  return nullptr;
+}
+
+OrtStatus* ReadInputs(const OrtApi& api, const OrtKernelContext* context, Value (&inputs)[kInputs]) {
+  size_t count = 0;
+  if (OrtStatus* status = api.KernelContext_GetInputCount(context, &count)) return status;
+  for (size_t i = 0; i < kInputs && i < count; ++i) {
+    const OrtValue* ort_value = nullptr;
+    if (OrtStatus* status = api.KernelContext_GetInput(context, i, &ort_value)) return status;
+    if (OrtStatus* status = ReadValue(api, const_cast<OrtValue*>(ort_value), inputs[i])) return status;
+  }
+  return nullptr;
+}
+
+OrtStatus* AllocateOutputs(const OrtApi& api, OrtKernelContext* context, const Value (&inputs)[kInputs],
+                           Value (&outputs)[kOutputs]) {
+  size_t count = 0;
+  if (OrtStatus* status = api.KernelContext_GetOutputCount(context, &count)) return status;
+  for (size_t i = 0; i < kOutputs && i < count; ++i) {
+    const std::vector<int64_t>& dims = inputs[i == kDx ? kDy : kGamma].dims;
+    OrtValue* ort_value = nullptr;
+    if (OrtStatus* status = api.KernelContext_GetOutput(context, i, dims.data(), dims.size(), &ort_value)) {
+      return status;
+    }
+    if (OrtStatus* status = ReadValue(api, ort_value, outputs[i])) return status;
+  }
+  return nullptr;
+}
+
+struct SessionThreads {
+  const OrtApi& api;
+  const OrtKernelContext* context;
+  OrtStatus* status;
+
+  static int Run(void* self, size_t count, void (*task)(void*, size_t), void* task_data) {
+    auto& threads = *static_cast<SessionThreads*>(self);
+    // One batch for each task: whichever thread is free takes the next.
+    threads.status = threads.api.KernelContext_ParallelFor(threads.context, task, count, count, task_data);
+    return threads.status == nullptr ? 0 : 1;
+  }
+};
+
+OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, size_t workspace_bytes,
+                               const OrtOpsAddLayerNormGradExecutor* executor) {
+  OrtAllocator* allocator = kernel.allocator.get();
+  const auto free_workspace = [allocator](void* p) { allocator->Free(allocator, p); };
+  std::unique_ptr<void, decltype(free_workspace)> memory(nullptr, free_workspace);
+  void* workspace = nullptr;
+  if (workspace_bytes != 0) {
+    size_t room = workspace_bytes + kWorkspaceAlignment;
+    memory.reset(allocator->Alloc(allocator, room));
+    if (memory == nullptr) {
+      const std::string text = "no memory for a workspace of " + std::to_string(workspace_bytes) + " bytes";
+      return NodeError(kernel, ORT_RUNTIME_EXCEPTION, text.c_str());
+    }
+    workspace = memory.get();
+    workspace = std::align(kWorkspaceAlignment, workspace_bytes, workspace, room);
+  }
+  SessionThreads threads = {kernel.api, context, nullptr};
+  const OrtOpsParallelFor parallel_for = {SessionThreads::Run, &threads};
+  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_cpu(workspace, workspace_bytes, executor, &parallel_for);
+  return threads.status != nullptr ? threads.status : ToOrtStatus(kernel, status);
+}
+
+OrtStatus* ComputeOrThrow(const Kernel& kernel, OrtKernelContext* context) {
+  Value inputs[kInputs];
+  if (OrtStatus* status = ReadInputs(kernel.api, context, inputs)) return status;
+  Value outputs[kOutputs];
+  if (OrtStatus* status = AllocateOutputs(kernel.api, context, inputs, outputs)) return status;
+  size_t workspace_bytes = 0;
+  OrtOpsAddLayerNormGradExecutor* executor = nullptr;
+  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(
+      inputs[kDy].tensor_or_null, inputs[kX1].tensor_or_null, inputs[kX2].tensor_or_null,
+      inputs[kRstd].tensor_or_null, inputs[kMean].tensor_or_null, inputs[kGamma].tensor_or_null,
+      inputs[kDsum].tensor_or_null, outputs[kDx].tensor_or_null, outputs[kDgamma].tensor_or_null,
+      outputs[kDbeta].tensor_or_null, &workspace_bytes, &executor);
+  if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
+  const std::unique_ptr<OrtOpsAddLayerNormGradExecutor, ReleaseExecutor> owned(executor);
+  return RunOnSessionThreads(kernel, context, workspace_bytes, executor);
+}
+
+OrtStatus* ORT_API_CALL Compute(void* self, OrtKernelContext* context) {
+  const auto& kernel = *static_cast<const Kernel*>(self);
+  try {
+    return ComputeOrThrow(kernel, context);
+  } catch (const std::exception& error) {
+    return kernel.api.CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
+  }
+}
+
+OrtStatus* ReadNodeName(const OrtApi& api, const OrtKernelInfo* info, std::string& name) {
+  size_t size = 0;
+  if (OrtStatus* status = api.KernelInfo_GetNodeName(info, nullptr, &size)) return status;
+  name.resize(size);
+  if (OrtStatus* status = api.KernelInfo_GetNodeName(info, name.data(), &size)) return status;
+  name.resize(std::strlen(name.c_str()));  // the size counts the terminating zero
+  return nullptr;
+}
+
+OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+  try {
+    std::string node_name;
+    if (OrtStatus* status = ReadNodeName(*api, info, node_name)) return status;
+    OrtAllocator* allocator = nullptr;
+    if (OrtStatus* status = api->KernelInfoGetAllocator(info, OrtMemTypeDefault, &allocator)) return status;
+    std::unique_ptr<OrtAllocator, ReleaseAllocator> owned(allocator, ReleaseAllocator{api});
+    *kernel = new Kernel{*api, std::move(node_name), std::move(owned)};
+    return nullptr;
+  } catch (const std::exception& error) {
+    return api->CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
+  }
+}
+
+// Gives an output the element type `type` and the shape of an input, symbolic dims included.
+OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Input input, Output output,
+                          ONNXTensorElementDataType type) {
+  OrtTensorTypeAndShapeInfo* of_input = nullptr;  // owned by the context
+  if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, input, &of_input)) return status;
+  size_t rank = 0;
+  if (OrtStatus* status = api.GetDimensionsCount(of_input, &rank)) return status;
+  std::vector<int64_t> dims(rank);
+  if (OrtStatus* status = api.GetDimensions(of_input, dims.data(), rank)) return status;
+  std::vector<const char*> names(rank);
+  if (OrtStatus* status = api.GetSymbolicDimensions(of_input, names.data(), rank)) return status;
+  for (int64_t& dim : dims) {
+    if (dim < 0) dim = -1;
+  }
+  OrtTensorTypeAndShapeInfo* of_output = nullptr;
+  if (OrtStatus* status = api.CreateTensorTypeAndShapeInfo(&of_output)) return status;
+  const TypeInfoPtr owned(of_output);
+  if (OrtStatus* status = api.SetTensorElementType(of_output, type)) return status;
+  if (OrtStatus* status = api.SetDimensions(of_output, dims.data(), rank)) return status;
+  if (OrtStatus* status = api.SetSymbolicDimensions(of_output, names.data(), rank)) return status;
+  return api.ShapeInferContext_SetOutputTypeShape(context, output, of_output);
+}
+
+OrtStatus* ORT_API_CALL InferShapes(const OrtCustomOp* self, OrtShapeInferContext* context) {
+  const OrtApi& api = *RegisteredApi();
+  try {
+    const auto type = static_cast<const CpuOp*>(self)->type;
+    if (OrtStatus* status = InferLikeInput(api, context, kDy, kDx, type)) return status;
+    for (const Output output : {kDgamma, kDbeta}) {
+      if (OrtStatus* status = InferLikeInput(api, context, kGamma, output, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT)) {
+        return status;
+      }
+    }
+    return nullptr;
+  } catch (const std::exception& error) {
+    return api.CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
+  }
+}
+
+ONNXTensorElementDataType ORT_API_CALL InputType(const OrtCustomOp* self, size_t index) {
+  const auto& op = *static_cast<const CpuOp*>(self);
+  if (index == kRstd || index == kMean) return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  return index == kGamma ? op.gamma_type : op.type;
+}
+
+ONNXTensorElementDataType ORT_API_CALL OutputType(const OrtCustomOp* self, size_t index) {
+  return index == kDx ? static_cast<const CpuOp*>(self)->type : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+}
+
+OrtCustomOpInputOutputCharacteristic ORT_API_CALL InputCharacteristic(const OrtCustomOp*, size_t index) {
+  return index == kX2 || index == kDsum ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+}
+
+// dx may take over the buffer of dsum or of dy: an element of dx is written after the last read of the same element.
+size_t ORT_API_CALL MayInplace(int** input_index, int** output_index) {
+  static int inputs[] = {kDsum, kDy};
+  static int outputs[] = {kDx, kDx};
+  *input_index = inputs;
+  *output_index = outputs;
+  return 2;
+}
+
+}  // namespace
+
+CpuOp::CpuOp(ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type)
+    : OrtCustomOp{}, type(element_type), gamma_type(gamma_element_type) {
+  version = kOrtApiVersion;
+  GetName = [](const OrtCustomOp*) { return "AddLayerNormGrad"; };
+  GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+  GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
+  GetInputType = InputType;
+  GetInputCharacteristic = InputCharacteristic;
+  GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+  GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return kOutputs; };
+  GetOutputType = OutputType;
+  GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_OPTIONAL; };
+  GetVariadicInputMinArity = [](const OrtCustomOp*) { return 0; };
+  GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
+  GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  GetEndVersion = [](const OrtCustomOp*) { return std::numeric_limits<int>::max(); };
+  GetMayInplace = MayInplace;
+  ReleaseMayInplace = [](int*, int*) {};  // the lists are static
+  InferOutputShapeFn = InferShapes;
+  CreateKernelV2 = MakeKernel;
+  KernelComputeV2 = Compute;
+  KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+}
+
+}  // namespace ort_ops::add_layer_norm_grad
