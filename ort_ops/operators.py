@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx.parser
 from onnx import TensorProto, defs, shape_inference
 from onnx.reference.op_run import OpRun
@@ -181,7 +182,7 @@ def _add_layer_norm_grad_body(present: frozenset[str]) -> str:
         gamma_float = Cast <to = 1> (gamma)
         dy_shape = Shape (dy)
         gamma_shape = Shape (gamma)
-        gamma_size = Size (gamma)
+        gamma_size = Size (gamma_float)
         cols = Reshape (gamma_size, one)
         any_by_cols = Concat <axis = 0> (any, cols)
         dy_table = Reshape <allowzero = 1> (dy_float, any_by_cols)
@@ -312,9 +313,9 @@ class AddLayerNormGrad(OpRun):
         # The forward Add rounds to T, and mean and rstd belong to the rounded sum.
         x = x1 if x2 is None else (wide(x1) + wide(x2)).astype(x1.dtype)
         cols = gamma.size
-        table = (-1, cols)
+        rows = dy.size // cols
+        table, column = (rows, cols), (rows, 1)
         dy_table = wide(dy).reshape(table)
-        column = (dy_table.shape[0], 1)
         rstd_column = wide(rstd).reshape(column)
         xhat = (wide(x).reshape(table) - wide(mean).reshape(column)) * rstd_column
         g = dy_table * wide(gamma).reshape(1, cols)
@@ -386,6 +387,8 @@ def embed_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     - there is one body for each combination of absent optional inputs in use; nodes and bodies are
       matched through `overload` (see `Operator.overload`), for which the IR version is raised to 10, but
       only if a node leaves an optional input out;
+    - a model-local function in which a node leaves an optional input out is inlined where it is called,
+      because ONNX Runtime looks at no overload inside of functions;
     - these nodes name all their inputs and outputs, absent ones by the empty name also at the end,
       because function calls with fewer arguments than the function are refused by `onnx.reference` and,
       for outputs, by ONNX Runtime;
@@ -399,38 +402,28 @@ def embed_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     is also how a model beyond protobuf's limit of 2 GiB gets through.
 
     Raises ValueError when the model uses an operator of the plugin and its default opset is older than
-    `MIN_OPSET`.
+    `MIN_OPSET`, or when a function that must be inlined imports other opset versions than the model.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    by_key = {(operator.domain, operator.name): operator for operator in OPERATORS}
-    bodies: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    users = [function for function in result.functions if any(_operator_nodes(function.node))]
+    if not users and not any(_operator_nodes(result.graph.node)):
+        return result
 
-    def serve(nodes: Iterable[onnx.NodeProto]) -> bool:
-        """Points each of the plugin's nodes at its body; says whether there was one."""
-        found = False
-        for node in _all_nodes(nodes):
-            operator = by_key.get((node.domain, node.op_type))
-            if operator is None:
-                continue
-            found = True
-            body = operator.function(node.input, _default_opset(result))
+    for imports in (result.opset_import, *(function.opset_import for function in users)):
+        _import_domain_once(imports)
+    result = _inline_functions_with_overloads(result)
+    opset_version = _default_opset(result)
+    bodies: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    for nodes in (result.graph.node, *(function.node for function in result.functions)):
+        for node, operator in _operator_nodes(nodes):
+            body = operator.function(node.input, opset_version)
             bodies[body.domain, body.name, body.overload] = body
             if node.overload != body.overload:
                 node.overload = body.overload
             node.input.extend([""] * (len(operator.inputs) - len(node.input)))
             node.output.extend([""] * (len(operator.outputs) - len(node.output)))
-        return found
 
-    used = serve(result.graph.node)
-    for function in result.functions:
-        if (function.domain, function.name) not in by_key and serve(function.node):
-            _import_domain_once(function.opset_import)
-            used = True
-    if not used:
-        return result
-
-    _import_domain_once(result.opset_import)
     for index in reversed(range(len(result.functions))):
         function = result.functions[index]
         if (function.domain, function.name, function.overload) in bodies:
@@ -441,12 +434,38 @@ def embed_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def _inline_functions_with_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without those functions in which a node of the plugin leaves an optional input out.
+
+    Inlining moves their nodes to their callers, which may be functions too; so it is done until none is left.
+    """
+
+    def needs_overload(function: onnx.FunctionProto) -> bool:
+        return any(operator.overload(node.input) for node, operator in _operator_nodes(function.node))
+
+    while concerned := [(f.domain, f.name) for f in model.functions if needs_overload(f)]:
+        try:
+            model = onnx.inliner.inline_selected_functions(model, concerned)
+        except RuntimeError as error:
+            names = ", ".join(f"{domain}::{name}" for domain, name in concerned)
+            raise ValueError(
+                f"The model-local functions {names} use an operator of the plugin without one of its "
+                f"optional inputs, for which they must be inlined, but onnx refuses: {error} Let them import "
+                f"the same opset versions as the model."
+            ) from error
+    return model
+
+
+def _operator_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, Operator]]:
+    """The plugin's nodes among these and in their subgraphs, each with its operator."""
+    by_key = {(operator.domain, operator.name): operator for operator in OPERATORS}
     for node in nodes:
-        yield node
+        operator = by_key.get((node.domain, node.op_type))
+        if operator is not None:
+            yield node, operator
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(graph.node)
+                yield from _operator_nodes(graph.node)
 
 
 def _default_opset(model: onnx.ModelProto) -> int:
@@ -460,7 +479,7 @@ def _default_opset(model: onnx.ModelProto) -> int:
 
 
 def _import_domain_once(imports: Any) -> None:
-    """Leaves exactly one import of the plugin's domain, at version 1, among a model's or function's imports."""
+    """Leaves one import of the plugin's domain, at version 1, among the imports of a model or function."""
     for index in reversed(range(len(imports))):
         if imports[index].domain == DOMAIN:
             del imports[index]
