@@ -75,8 +75,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise ValueError(f"load_checkpoint: '{path}' is not a whole safetensors file ({error}).") from error
     if _METADATA_KEY not in metadata:
         raise ValueError(
-            f"load_checkpoint: '{path}' must have the metadata entry '{_METADATA_KEY}' of save_checkpoint; it has "
-            f"{sorted(metadata) or 'none'}. It holds tensors, but is no checkpoint of a training run."
+            f"load_checkpoint: the metadata of '{path}' must have the entry '{_METADATA_KEY}' of "
+            f"save_checkpoint; it has {sorted(metadata) or 'none'}. The file is no checkpoint of a training run."
         )
     state = json.loads(metadata[_METADATA_KEY])
     return Checkpoint(

@@ -117,5 +117,5 @@ def test_refuses_other_files(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "half")
 
     safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, tmp_path / "weights", {"format": "np"})
-    with pytest.raises(ValueError, match="must have the metadata entry 'ort_ops.checkpoint'"):
+    with pytest.raises(ValueError, match="must have the entry 'ort_ops.checkpoint'"):
         load_checkpoint(tmp_path / "weights")
