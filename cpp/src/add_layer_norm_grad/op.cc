@@ -194,6 +194,8 @@ OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Inpu
   if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, input, &of_input)) return status;
   size_t rank = 0;
   if (OrtStatus* status = api.GetDimensionsCount(of_input, &rank)) return status;
+  // Neither dy nor gamma may be a scalar: this is how the runtime presents a shape that it does not know.
+  if (rank == 0) return nullptr;
   std::vector<int64_t> dims(rank);
   if (OrtStatus* status = api.GetDimensions(of_input, dims.data(), rank)) return status;
   std::vector<const char*> names(rank);
