@@ -187,9 +187,8 @@ OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp*, const OrtApi* api, const 
   }
 }
 
-// Gives an output the element type `type` and the shape of an input, symbolic dims included.
-OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Input input, Output output,
-                          ONNXTensorElementDataType type) {
+// Gives an output the shape of an input, symbolic dims included; a parameter's gradient is float, dx is of dy's type.
+OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Input input, Output output) {
   OrtTensorTypeAndShapeInfo* of_input = nullptr;  // owned by the context
   if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, input, &of_input)) return status;
   size_t rank = 0;
@@ -206,23 +205,23 @@ OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Inpu
   OrtTensorTypeAndShapeInfo* of_output = nullptr;
   if (OrtStatus* status = api.CreateTensorTypeAndShapeInfo(&of_output)) return status;
   const TypeInfoPtr owned(of_output);
+  // The type comes from the input, not from the kernel: the runtime asks one kernel of the name for all of them.
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  if (output == kDx) {
+    if (OrtStatus* status = api.GetTensorElementType(of_input, &type)) return status;
+  }
   if (OrtStatus* status = api.SetTensorElementType(of_output, type)) return status;
   if (OrtStatus* status = api.SetDimensions(of_output, dims.data(), rank)) return status;
   if (OrtStatus* status = api.SetSymbolicDimensions(of_output, names.data(), rank)) return status;
   return api.ShapeInferContext_SetOutputTypeShape(context, output, of_output);
 }
 
-OrtStatus* ORT_API_CALL InferShapes(const OrtCustomOp* self, OrtShapeInferContext* context) {
+OrtStatus* ORT_API_CALL InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   const OrtApi& api = *RegisteredApi();
   try {
-    const auto type = static_cast<const CpuOp*>(self)->type;
-    if (OrtStatus* status = InferLikeInput(api, context, kDy, kDx, type)) return status;
-    for (const Output output : {kDgamma, kDbeta}) {
-      if (OrtStatus* status = InferLikeInput(api, context, kGamma, output, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT)) {
-        return status;
-      }
-    }
-    return nullptr;
+    if (OrtStatus* status = InferLikeInput(api, context, kDy, kDx)) return status;
+    if (OrtStatus* status = InferLikeInput(api, context, kGamma, kDgamma)) return status;
+    return InferLikeInput(api, context, kGamma, kDbeta);
   } catch (const std::exception& error) {
     return api.CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
   }
