@@ -20,6 +20,9 @@ from ort_ops.gradient.emitter import Emitter
 from ort_ops.gradient.errors import GradientError
 from ort_ops.gradient.paths import Paths, describe
 
+Sizes = Union[ir.Value, Sequence[int]]
+"""An int64 vector: a value of the graph or its contents."""
+
 Dims = Union[ir.Shape, Sequence[Union[int, ir.SymbolicDim]]]
 
 
@@ -133,6 +136,39 @@ class Vjp:
             return self.emit.ints([known])
         return self.op("Gather", self.op("Shape", value), [axis], axis=0)
 
+    def add(self, left: Sizes, right: Sizes) -> ir.Value:
+        """Sum of two int64 vectors; a constant if both are."""
+        return self._arithmetic("Add", np.add, left, right)
+
+    def sub(self, left: Sizes, right: Sizes) -> ir.Value:
+        """Difference of two int64 vectors; a constant if both are."""
+        return self._arithmetic("Sub", np.subtract, left, right)
+
+    def mul(self, left: Sizes, right: Sizes) -> ir.Value:
+        """Product of two int64 vectors, element by element; a constant if both are."""
+        return self._arithmetic("Mul", np.multiply, left, right)
+
+    def maximum(self, left: Sizes, right: Sizes) -> ir.Value:
+        """Maximum of two int64 vectors; a constant if both are."""
+        return self._arithmetic("Max", np.maximum, left, right)
+
+    def minimum(self, left: Sizes, right: Sizes) -> ir.Value:
+        """Minimum of two int64 vectors; a constant if both are."""
+        return self._arithmetic("Min", np.minimum, left, right)
+
+    def join(self, *parts: Sizes) -> ir.Value:
+        """Several int64 vectors as one; a constant if all are."""
+        known = [_numbers(part) for part in parts]
+        if all(numbers is not None for numbers in known):
+            return self.emit.ints(np.concatenate([numbers for numbers in known if numbers is not None]).tolist())
+        return self.op("Concat", *parts, axis=0)
+
+    def _arithmetic(self, op_type: str, function: np.ufunc, left: Sizes, right: Sizes) -> ir.Value:
+        known = _numbers(left), _numbers(right)
+        if known[0] is not None and known[1] is not None:
+            return self.emit.ints(function(*known).tolist())
+        return self.op(op_type, left, right)
+
     def sum_to(self, gradient: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
         """`gradient`, of shape `source`, summed to the shape of `target`; for rules that broadcast only in part."""
         return self._walk.sum_to(gradient, source, target)
@@ -166,6 +202,13 @@ class Vjp:
     def fail(self, why: str) -> GradientError:
         """An error about this node, for the rule to raise."""
         return GradientError(f"{describe(self.node)}: {why}")
+
+
+def _numbers(sizes: Sizes) -> np.ndarray | None:
+    """The contents of an int64 vector if they are known."""
+    if not isinstance(sizes, ir.Value):
+        return np.array(sizes, dtype=np.int64)
+    return None if sizes.const_value is None else sizes.const_value.numpy()
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
@@ -292,9 +335,7 @@ class _Walk:
         return self.emit.ints(known) if known is not None else self.emit.op("Shape", value)
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
-        assert value.dtype is not None
-        zero = ir.tensor(np.zeros(1, dtype=value.dtype.numpy()), dtype=value.dtype)
-        return self.emit.op("ConstantOfShape", self.shape(value), value=zero)
+        return self.emit.op("ConstantOfShape", self.shape(value), value=self.emit.zero(value.dtype))
 
     def sum_to(self, gradient: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
         """Sum `gradient`, of shape `source`, to the shape of `target` that was broadcast to it.

@@ -89,6 +89,11 @@ class Emitter:
         """An int64 constant of rank 1."""
         return self.constant(np.array(numbers, dtype=np.int64))
 
+    def zero(self, dtype: ir.DataType | None) -> ir.TensorProtocol:
+        """A zero, as the attribute of ConstantOfShape."""
+        assert dtype is not None
+        return ir.tensor(np.zeros(1, dtype=dtype.numpy()), dtype=dtype)
+
     def op(
         self,
         op_type: str,

@@ -40,9 +40,7 @@ def depth_to_space(c: Vjp) -> Grads:
 
 def _blocks(c: Vjp, value: ir.Value, packed: ir.Value, block: int) -> ir.Value:
     """`value`, [N, C, H*b, W*b], as [N, C, H, b, W, b], given the packed tensor [N, C*b*b, H, W]."""
-    sizes = [c.dim(value, 0), c.dim(packed, 2), [block], c.dim(packed, 3), [block]]
-    shape = c.op("Concat", sizes[0], [-1], sizes[1], sizes[2], sizes[3], sizes[4], axis=0)
-    return c.op("Reshape", value, shape)
+    return c.op("Reshape", value, c.join(c.dim(value, 0), [-1], c.dim(packed, 2), [block], c.dim(packed, 3), [block]))
 
 
 @vjp("SpaceToDepth")
@@ -59,13 +57,8 @@ def concat(c: Vjp) -> Grads:
     count = len(c.node.inputs)
     if count == 1:
         return (c.dy(),)
-    sizes = [c.dim(c.x(index), axis) for index in range(count)]
-    known = [size.const_value for size in sizes]
-    if all(size is not None for size in known):
-        lengths = c.emit.ints([int(size.numpy()[0]) for size in known if size is not None])
-    else:
-        lengths = c.op("Concat", *sizes, axis=0)
-    return c.multi("Split", c.dy(), lengths, outputs=count, axis=axis)
+    sizes = c.join(*(c.dim(c.x(index), axis) for index in range(count)))
+    return c.multi("Split", c.dy(), sizes, outputs=count, axis=axis)
 
 
 @vjp("Split", inputs=(0,))
@@ -89,7 +82,7 @@ def slice_(c: Vjp) -> Grads:
     touched = [int(axis) % rank for axis in (range(len(starts)) if axes is None else axes.reshape(-1))]
     before = [_slice_start(c, axis, int(start)) for axis, start in zip(touched, starts.reshape(-1), strict=True)]
     after = [
-        _difference(c, _difference(c, c.dim(c.x(0), axis), c.dim(c.y(), axis)), front)
+        c.sub(c.sub(c.dim(c.x(0), axis), c.dim(c.y(), axis)), front)
         for axis, front in zip(touched, before, strict=True)
     ]
     return (_pad_axes(c, c.dy(), touched, before, after),)
@@ -98,28 +91,13 @@ def slice_(c: Vjp) -> Grads:
 def _slice_start(c: Vjp, axis: int, start: int) -> ir.Value:
     """Where a slice from `start` begins on `axis`, at least 0 and at most the axis's size."""
     size = c.dim(c.x(0), axis)
-    if size.const_value is not None:
-        length = int(size.const_value.numpy()[0])
-        return c.emit.ints([min(max(start + length if start < 0 else start, 0), length)])
     if start == 0:
         return c.emit.ints([0])
-    return c.op("Min", size, [start]) if start > 0 else c.op("Max", c.op("Add", size, [start]), [0])
-
-
-def _difference(c: Vjp, left: ir.Value, right: ir.Value) -> ir.Value:
-    if left.const_value is not None and right.const_value is not None:
-        return c.emit.ints([int(left.const_value.numpy()[0] - right.const_value.numpy()[0])])
-    return c.op("Sub", left, right)
+    return c.minimum(size, [start]) if start > 0 else c.maximum(c.add(size, [start]), [0])
 
 
 def _pad_axes(c: Vjp, value: ir.Value, axes: list[int], before: list[ir.Value], after: list[ir.Value]) -> ir.Value:
-    sizes = [*before, *after]
-    known = [size.const_value for size in sizes]
-    if all(size is not None for size in known):
-        pads = c.emit.ints([int(size.numpy()[0]) for size in known if size is not None])
-    else:
-        pads = c.op("Concat", *sizes, axis=0)
-    return c.op("Pad", value, pads, None, axes)
+    return c.op("Pad", value, c.join(*before, *after), None, axes)
 
 
 def _scatter_to_source(c: Vjp, select, add: bool = False) -> ir.Value:  # type: ignore[no-untyped-def]
@@ -128,14 +106,16 @@ def _scatter_to_source(c: Vjp, select, add: bool = False) -> ir.Value:  # type: 
     `select` is the forward operator on another tensor of the input's shape: applied to a tensor that numbers the
     elements, it says where each one came from. `add` is needed where an element may be selected twice.
     """
-    shape = c.shape(c.x(0))
-    count = c.op("Size", c.x(0))
-    numbers = c.op("Range", c.emit.constant(np.array(0)), count, c.emit.constant(np.array(1)))
-    sources = c.op("Reshape", select(c.op("Reshape", numbers, shape, allowzero=1)), [-1])
-    zeros = c.op("Reshape", c.zeros_like(c.x(0)), [-1])
-    flat = c.op("Reshape", c.dy(), [-1])
-    scattered = c.op("ScatterElements", zeros, sources, flat, axis=0, reduction="add" if add else None)
-    return c.like(scattered, c.x(0))
+    numbers = c.op("Range", c.emit.constant(np.array(0)), c.op("Size", c.x(0)), c.emit.constant(np.array(1)))
+    sources = select(c.like(numbers, c.x(0)))
+    return scatter_flat(c, c.x(0), sources, c.dy(), add)
+
+
+def scatter_flat(c: Vjp, target: ir.Value, places: ir.Value, updates: ir.Value, add: bool = True) -> ir.Value:
+    """Zeros of the shape of `target` with each update put, or added, where `places` counts it in row-major order."""
+    zeros = c.op("ConstantOfShape", c.op("Reshape", c.op("Size", target), [1]), value=c.emit.zero(target.dtype))
+    flat = [c.op("Reshape", value, [-1]) for value in (places, updates)]
+    return c.like(c.op("ScatterElements", zeros, *flat, axis=0, reduction="add" if add else None), target)
 
 
 @vjp("Pad", inputs=(0, 2), limits="the padding must not be differentiated through its amounts (integers)")
@@ -222,10 +202,7 @@ def _joined_shape(c: Vjp, axis: int, flat_indices: ir.Value) -> ir.Value:
     sizes = [size for place, size in enumerate(dims) if place != axis]
     if all(isinstance(size, int) and size > 0 for size in sizes):
         return c.emit.ints([-1 if place == axis else size for place, size in enumerate(dims)])  # type: ignore[misc]
-    parts = [
-        c.op("Shape", flat_indices) if place == axis else c.dim(data, place) for place in range(len(dims))
-    ]
-    return c.op("Concat", *parts, axis=0)
+    return c.join(*(c.op("Shape", flat_indices) if place == axis else c.dim(data, place) for place in range(len(dims))))
 
 
 def _gather_one(c: Vjp, axis: int, index: int) -> ir.Value:
@@ -238,7 +215,7 @@ def _gather_one(c: Vjp, axis: int, index: int) -> ir.Value:
         part = c.op("Squeeze", part, list(range(axis, axis + index_rank - 1)))
     size = c.dim(c.x(0), axis)
     before = _slice_start(c, axis, index)
-    after = _difference(c, _difference(c, size, before), c.emit.ints([1]))
+    after = c.sub(c.sub(size, before), [1])
     return _pad_axes(c, part, [axis], [before], [after])
 
 
