@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import onnx
 import onnx.version_converter
 import onnx_ir as ir
@@ -13,6 +16,8 @@ from ort_ops.passes.errors import PassError
 def upgrade_opset(model: ir.Model, oldest: int) -> ir.Model:
     """The model at opset `oldest` of the default domain if it was older, else the model itself.
 
+    The conversion is onnx's own; what its adapters leave wrong is put right here (`_mend`).
+
     Raises:
         PassError: onnx cannot convert one of the model's operators.
     """
@@ -20,10 +25,82 @@ def upgrade_opset(model: ir.Model, oldest: int) -> ir.Model:
     model.opset_imports.setdefault("", version)
     if version >= oldest:
         return model
+    old_forms = _note_old_forms(model, version)
     try:
-        return without_data(model, lambda proto: onnx.version_converter.convert_version(proto, oldest))
+        upgraded = without_data(model, lambda proto: onnx.version_converter.convert_version(proto, oldest))
     except RuntimeError as error:
         raise PassError(
             f"the model cannot be raised from opset {version} to {oldest}, the oldest that gradients are built for: "
             f"{error}; export it with opset_version={oldest} or newer"
         ) from error
+    for node in list(upgraded.graph.all_nodes()):
+        form = old_forms.get((node.op_type, node.outputs[0].name)) if node.outputs else None
+        if form is not None:
+            form(node)
+    return upgraded
+
+
+Mend = Callable[[ir.Node], None]
+
+
+def _note_old_forms(model: ir.Model, version: int) -> dict[tuple[str, str | None], Mend]:
+    """What has to be put right after the conversion, by operator and first output of the node.
+
+    1. Split with neither sizes nor a count (before 13): opset 18 wants the count.
+    2. Clip (before 11) and Pad (before 11): numbers that were attributes become float32 tensors, whatever the data's type.
+    3. BatchNormalization (before 14) in training mode, told by its extra outputs: those that hold the saved statistics have
+       no successor, and the mode became an attribute.
+    4. Resize (before 11) and Upsample: coordinates were scaled without a shift, and nearest meant the lower neighbour.
+    """
+    forms: dict[tuple[str, str | None], Mend] = {}
+    for node in model.graph.all_nodes():
+        if node.domain != "":
+            continue
+        name = node.outputs[0].name if node.outputs else None
+        if node.op_type == "Split" and version < 18 and len(node.inputs) == 1 and "split" not in node.attributes:
+            forms["Split", name] = _count_outputs
+        elif node.op_type == "Clip" and version < 11:
+            forms["Clip", name] = partial(_cast_numbers, inputs=(1, 2))
+        elif node.op_type == "Pad" and version < 11:
+            forms["Pad", name] = partial(_cast_numbers, inputs=(2,))
+        elif node.op_type == "BatchNormalization" and version < 14 and len(node.outputs) > 1:
+            _drop_saved_statistics(node)
+            forms["BatchNormalization", name] = _set_training_mode
+        elif node.op_type in ("Resize", "Upsample") and version < 11:
+            forms["Resize", name] = _old_coordinates
+    return forms
+
+
+def _count_outputs(node: ir.Node) -> None:
+    node.attributes.add(ir.AttrInt64("num_outputs", len(node.outputs)))
+
+
+def _cast_numbers(node: ir.Node, inputs: tuple[int, ...]) -> None:
+    assert node.graph is not None
+    for index in inputs:
+        number = node.inputs[index] if index < len(node.inputs) else None
+        if number is not None:
+            cast = ir.node("CastLike", [number, node.inputs[0]])
+            cast.outputs[0].name = f"{node.outputs[0].name}_bound_{index}"
+            node.graph.insert_before(node, cast)
+            node.replace_input_with(index, cast.outputs[0])
+
+
+def _drop_saved_statistics(node: ir.Node) -> None:
+    saved = node.outputs[3:]
+    read = [value.name for value in saved if value.uses() or value.is_graph_output()]
+    if read:
+        raise PassError(
+            f"BatchNormalization (node {node.name!r}): the saved statistics {', '.join(map(repr, read))} are read, but opset "
+            "14 and newer have no such outputs; export the model with opset_version=14 or newer"
+        )
+    node.resize_outputs(3)
+
+
+def _set_training_mode(node: ir.Node) -> None:
+    node.attributes.add(ir.AttrInt64("training_mode", 1))
+
+
+def _old_coordinates(node: ir.Node) -> None:
+    node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
+    node.attributes.add(ir.AttrString("nearest_mode", "floor"))

@@ -6,6 +6,7 @@ Random inputs keep away from points where the operator has a kink or a pole, so 
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 from finite_differences import Case
@@ -31,9 +32,14 @@ def b(*values: object) -> np.ndarray:
 CASES: dict[str, Case] = {}
 
 
-def case(name: str, text: str, opset: int = 18, dynamic: bool = True, outputs: tuple[str, ...] = ("y",), constants: dict[str, np.ndarray] | None = None, domains: dict[str, int] | None = None, **inputs: np.ndarray) -> None:
+FORM = {"constants", "outputs", "opset", "dynamic", "static", "linear", "reference", "domains"}
+
+
+def case(name: str, text: str, **fields: Any) -> None:
+    """Add a case: the fields of `Case` by name, everything else is an input."""
     assert name not in CASES, name
-    CASES[name] = Case(text, inputs, constants or {}, outputs, opset, dynamic, domains or {})
+    form = {key: value for key, value in fields.items() if key in FORM}
+    CASES[name] = Case(text, {key: value for key, value in fields.items() if key not in FORM}, **form)
 
 
 # -- functions of one variable -------------------------------------------------------------------------------------------
@@ -47,9 +53,9 @@ for op, low, high in [
     ("Softsign", -2, 2), ("HardSigmoid", -4, 4), ("HardSwish", -5, 5), ("ThresholdedRelu", -2, 2), ("Shrink", -2, 2),
     ("Softmax", -2, 2), ("LogSoftmax", -2, 2), ("Hardmax", -2, 2),
 ]:  # fmt: skip
-    case(op, f"y = {op}(x)", x=f(3, 4, low=low, high=high))
+    case(op, f"y = {op}(x)", x=f(3, 4, low=low, high=high), reference=op == "Shrink")
 case("Mish", "y = Mish(x)", x=f(3, 4))
-case("Gelu-erf", "y = Gelu(x)", opset=20, x=f(3, 4))
+case("Gelu-erf", "y = Gelu(x)", opset=20, x=f(3, 4), reference=True)
 case("Gelu-tanh", 'y = Gelu<approximate="tanh">(x)', opset=20, x=f(3, 4))
 case("Swish", "y = Swish<alpha=1.5>(x)", opset=24, x=f(3, 4))
 case("LeakyRelu-alpha", "y = LeakyRelu<alpha=0.3>(x)", x=f(3, 4))
@@ -58,7 +64,7 @@ case("Celu-alpha", "y = Celu<alpha=1.7>(x)", x=f(3, 4))
 case("Selu-attributes", "y = Selu<alpha=1.2, gamma=0.8>(x)", x=f(3, 4))
 case("HardSigmoid-attributes", "y = HardSigmoid<alpha=0.5, beta=0.6>(x)", x=f(3, 4))
 case("ThresholdedRelu-alpha", "y = ThresholdedRelu<alpha=0.5>(x)", x=f(3, 4))
-case("Shrink-attributes", "y = Shrink<lambd=0.7, bias=0.3>(x)", x=f(3, 4))
+case("Shrink-attributes", "y = Shrink<lambd=0.7, bias=0.3>(x)", x=f(3, 4), reference=True)
 case("PRelu", "y = PRelu(x, s)", x=f(2, 3, 4), s=f(3, 1, seed=1))
 for axis in (0, 1, -1):
     case(f"Softmax-13-axis{axis}", f"y = Softmax<axis={axis}>(x)", opset=13, x=f(2, 3, 4))
@@ -103,12 +109,12 @@ case("Clip-low", "y = Clip(x, low)", x=f(3, 4), low=np.array(-0.71))
 case("Clip-high", "y = Clip(x, , high)", x=f(3, 4), high=np.array(0.93))
 case("Clip-crossed", "y = Clip(x, low, high)", x=f(3, 4), low=np.array(0.93), high=np.array(-0.71))
 case("Clip-none", "y = Clip(x)", x=f(3, 4))
-case("Clip-6", "y = Clip<min=-0.7, max=0.9>(x)", opset=6, x=f(3, 4))
+case("Clip-6", "y = Clip<min=-0.7, max=0.9>(x)", opset=6, x=f(3, 4), dynamic=False)
 case("Clip-6-min", "y = Clip<min=0.1>(x)", opset=10, x=f(3, 4))
 case("CastLike", "y = CastLike(x, x)", x=f(2, 3))
 case("Expand", "y = Expand(x, s)", x=f(3, 1), constants={"s": i(2, 3, 4)})
 case("Expand-smaller", "y = Expand(x, s)", x=f(2, 3, 4), constants={"s": i(1, 4)})
-case("Expand-computed", "s = Shape(z)\n y = Expand(x, s)", x=f(3, 1), z=f(2, 3, 4))
+case("Expand-computed", "s = Shape(z)\n y = Expand(x, s)", x=f(3, 1), z=np.zeros((2, 3, 4), np.int64))
 case("Dropout-inference", "y = Dropout(x)", x=f(2, 3))
 case("Dropout-inference-7", "y = Dropout<ratio=0.3>(x)", opset=7, x=f(2, 3))
 case("Dropout-inference-10", "y, m = Dropout<ratio=0.3>(x)", opset=10, x=f(2, 3))
@@ -280,7 +286,7 @@ CONVS = {
 for label, (x, w, attributes) in CONVS.items():
     spaced = f"<{attributes}>" if attributes else ""
     kernel = f"kernel_shape=[{','.join(map(str, w[2:]))}]"
-    case(f"Conv-{label}", f"y = Conv{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[0], seed=2), dynamic=False)
+    case(f"Conv-{label}", f"y = Conv{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[0], seed=2), linear=True, static=("w", "b"))
 CONV_TRANSPOSES = {
     "plain": ((1, 2, 3, 3), (2, 3, 2, 3), ""), "strided": ((1, 2, 3, 3), (2, 2, 3, 3), "strides=[2,3], pads=[1,0,1,2]"),
     "output-padding": ((1, 1, 3, 3), (1, 2, 3, 3), "strides=[2,2], output_padding=[1,1]"), "grouped": ((2, 4, 3, 2), (4, 1, 2, 2), "group=2, dilations=[1,2]"),
@@ -289,19 +295,19 @@ CONV_TRANSPOSES = {
 for label, (x, w, attributes) in CONV_TRANSPOSES.items():
     spaced = f"<{attributes}>" if attributes else ""
     group = 2 if "group=2" in attributes else 1
-    case(f"ConvTranspose-{label}", f"y = ConvTranspose{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[1] * group, seed=2), dynamic=False)
+    case(f"ConvTranspose-{label}", f"y = ConvTranspose{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[1] * group, seed=2), linear=True, static=("w", "b"), dynamic="output_shape" not in attributes)
 POOLS = {
     "plain": "kernel_shape=[2,2]", "strided": "kernel_shape=[3,2], strides=[2,2]", "padded": "kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,1]",
     "ceil": "kernel_shape=[3,3], strides=[2,2], ceil_mode=1", "same-upper": 'kernel_shape=[2,3], auto_pad="SAME_UPPER", strides=[2,2]',
     "same-lower": 'kernel_shape=[2,3], auto_pad="SAME_LOWER", strides=[1,2]', "ceil-padded": "kernel_shape=[3,3], strides=[2,2], ceil_mode=1, pads=[1,0,0,1]",
 }  # fmt: skip
 for label, attributes in POOLS.items():
-    case(f"MaxPool-{label}", f"y = MaxPool<{attributes}>(x)", x=f(1, 2, 6, 5), dynamic=label != "x")
-    case(f"AveragePool-{label}", f"y = AveragePool<{attributes}>(x)", x=f(1, 2, 6, 5))
-    case(f"AveragePool-{label}-include-pad", f"y = AveragePool<{attributes}, count_include_pad=1>(x)", x=f(1, 2, 6, 5))
+    case(f"MaxPool-{label}", f"y = MaxPool<{attributes}>(x)", x=f(1, 2, 6, 5))
+    case(f"AveragePool-{label}", f"y = AveragePool<{attributes}>(x)", x=f(1, 2, 6, 5), linear=True)
+    case(f"AveragePool-{label}-include-pad", f"y = AveragePool<{attributes}, count_include_pad=1>(x)", x=f(1, 2, 6, 5), linear=True)
     if "ceil" not in label:
         case(f"LpPool-{label}", f"y = LpPool<{attributes}, p=3>(x)", x=f(1, 2, 6, 5))
-case("AveragePool-19-dilated", "y = AveragePool<kernel_shape=[2,2], dilations=[2,1]>(x)", opset=19, x=f(1, 1, 5, 4))
+case("AveragePool-19-dilated", "y = AveragePool<kernel_shape=[2,2], dilations=[2,1]>(x)", opset=19, x=f(1, 1, 5, 4), linear=True)
 case("MaxPool-dilated", "y = MaxPool<kernel_shape=[2,2], dilations=[2,1]>(x)", x=f(1, 1, 5, 4))
 case("MaxPool-1d", "y = MaxPool<kernel_shape=[3], strides=[2]>(x)", x=f(1, 2, 7))
 case("GlobalAveragePool", "y = GlobalAveragePool(x)", x=f(2, 3, 4, 2))

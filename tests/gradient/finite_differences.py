@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
+from reference_ops import CORRECTED
 
 from ort_ops.gradient import build_gradient_model
 from ort_ops.operators import REFERENCE_OPS
@@ -23,6 +24,11 @@ STEP = 1e-6
 
 TOLERANCE = 2e-7
 """Relative to the largest element of the gradient or of the loss's terms; a thousand times the error above."""
+
+LINEAR_STEP = 0.25
+LINEAR_TOLERANCE = 2e-5
+"""For operators that are linear in each element, which float32 is enough for: the difference has no error but rounding,
+some 100 additions of 2^-24 each over a step of 1/4."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -38,6 +44,9 @@ class Case:
         outputs: names of the outputs that the loss is made from.
         opset: version of the default domain.
         dynamic: also build the model with every dim of the inputs unknown.
+        static: inputs whose dims are known also in the dynamic build, as those of weights are.
+        linear: the operator is linear in each element, and ONNX Runtime has it in float32 only: run it in that.
+        reference: ONNX Runtime's float64 kernel is no better than float32: run onnx's reference implementation.
         domains: other domains that the text uses, with versions.
     """
 
@@ -47,18 +56,32 @@ class Case:
     outputs: tuple[str, ...] = ("y",)
     opset: int = 18
     dynamic: bool = True
+    static: tuple[str, ...] = ()
+    linear: bool = False
+    reference: bool = False
     domains: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.linear:
+            for values in (self.inputs, self.constants):
+                for name, value in values.items():
+                    values[name] = value.astype(np.float32) if value.dtype == np.float64 else value
+
+    @property
+    def real(self) -> type[np.floating]:
+        """Element type that the case is computed in."""
+        return np.float32 if self.linear else np.float64
 
     @property
     def differentiated(self) -> list[str]:
-        return [name for name, value in self.inputs.items() if value.dtype == np.float64]
+        return [name for name, value in self.inputs.items() if value.dtype == self.real]
 
 
 def forward_model(case: Case, dynamic: bool) -> onnx.ModelProto:
     """The case with `loss` = sum over outputs of output * weights; weights have the outputs' shapes."""
 
     def declare(name: str, value: np.ndarray) -> str:
-        dims = [f"{name}_{axis}" if dynamic else str(size) for axis, size in enumerate(value.shape)]
+        dims = [f"{name}_{axis}" if dynamic and name not in case.static else str(size) for axis, size in enumerate(value.shape)]
         kind = onnx.helper.tensor_dtype_to_string(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
         return f"{kind.removeprefix('TensorProto.').lower()}[{','.join(dims)}] {name}".replace("[]", "")
 
@@ -66,13 +89,14 @@ def forward_model(case: Case, dynamic: bool) -> onnx.ModelProto:
     header = f'<ir_version: 8, opset_import: ["": {case.opset}{domains}]>'
     inputs = ", ".join(declare(name, value) for name, value in case.inputs.items())
     parts = [f"sum_{y} = Mul({y}, weights_{y})\n part_{y} = ReduceSum<keepdims=0>(sum_{y})" for y in case.outputs]
+    kind = "float" if case.linear else "double"
     loss = f"loss = Sum({', '.join(f'part_{y}' for y in case.outputs)})"
     body = "\n".join([case.text, *parts, loss])
-    model = onnx.parser.parse_model(f"{header} case ({inputs}) => (double loss) {{ {body} }}")
+    model = onnx.parser.parse_model(f"{header} case ({inputs}) => ({kind} loss) {{ {body} }}")
     for name, value in case.constants.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     for y, shape in _output_shapes(case, model).items():
-        weights = np.random.default_rng(len(case.text)).uniform(0.5, 1.5, shape)
+        weights = np.random.default_rng(len(case.text)).uniform(0.5, 1.5, shape).astype(case.real)
         model.graph.initializer.append(onnx.numpy_helper.from_array(weights, f"weights_{y}"))
     return model
 
@@ -83,22 +107,24 @@ def _output_shapes(case: Case, model: onnx.ModelProto) -> dict[str, tuple[int, .
     del probe.graph.node[-1 - 2 * len(case.outputs) :]
     del probe.graph.output[:]
     probe.graph.output.extend(
-        onnx.helper.make_tensor_value_info(y, onnx.TensorProto.DOUBLE, None) for y in case.outputs
+        onnx.helper.make_tensor_value_info(y, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(case.real)), None) for y in case.outputs
     )
-    return {y: value.shape for y, value in zip(case.outputs, runner(probe)(case.inputs), strict=True)}
+    return {y: value.shape for y, value in zip(case.outputs, runner(probe, case.reference)(case.inputs), strict=True)}
 
 
-def runner(model: onnx.ModelProto) -> Callable[[Feeds], list[np.ndarray]]:
+def runner(model: onnx.ModelProto, reference_only: bool = False) -> Callable[[Feeds], list[np.ndarray]]:
     """Something that runs a model: ONNX Runtime if it has the kernels, else onnx's reference implementation."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     try:
+        if reference_only:
+            raise NotImplementedError
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     except Exception:  # which exception depends on what is missing: a kernel, an opset, a type
-        reference = ReferenceEvaluator(model, new_ops=list(REFERENCE_OPS))
+        reference = ReferenceEvaluator(model, new_ops=[*REFERENCE_OPS, *CORRECTED])
         return lambda feeds: [np.asarray(value) for value in reference.run(None, feeds)]
     names = {value.name for value in session.get_inputs()}
     return lambda feeds: session.run(None, {name: value for name, value in feeds.items() if name in names})
@@ -109,24 +135,25 @@ def check_case(case: Case, dynamic: bool = False) -> None:
     model = forward_model(case, dynamic)
     training = build_gradient_model(model, case.differentiated)
     onnx.checker.check_model(training)
-    _, *gradients = runner(training)(case.inputs)
-    forward = runner(model)
+    _, *gradients = runner(training, case.reference)(case.inputs)
+    forward = runner(model, case.reference)
     for name, gradient in zip(case.differentiated, gradients, strict=True):
-        expected = central_differences(lambda feeds: float(forward(feeds)[0]), case.inputs, name)
-        assert gradient.dtype == np.float64
+        step, tolerance = (LINEAR_STEP, LINEAR_TOLERANCE) if case.linear else (STEP, TOLERANCE)
+        expected = central_differences(lambda feeds: float(forward(feeds)[0]), case.inputs, name, step)
+        assert gradient.dtype == case.real
         assert gradient.shape == expected.shape
         scale = max(1.0, np.abs(expected).max(initial=0.0))
-        np.testing.assert_allclose(gradient, expected, rtol=0, atol=TOLERANCE * scale, err_msg=f"d{name} of {case.text}")
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=tolerance * scale, err_msg=f"d{name} of {case.text}")
 
 
-def central_differences(function: Callable[[Feeds], float], feeds: Feeds, name: str) -> np.ndarray:
-    """The derivative of `function` by each element of input `name`."""
+def central_differences(function: Callable[[Feeds], float], feeds: Feeds, name: str, size: float) -> np.ndarray:
+    """The derivative of `function` by each element of input `name`, from steps of `size` both ways."""
     result = np.zeros(feeds[name].shape)
     for index in np.ndindex(result.shape):
         ends = []
-        for step in (STEP, -STEP):
+        for step in (size, -size):
             moved = feeds[name].copy()
             moved[index] += step
             ends.append(function({**feeds, name: moved}))
-        result[index] = (ends[0] - ends[1]) / (2 * STEP)
+        result[index] = (ends[0] - ends[1]) / (2 * size)
     return result

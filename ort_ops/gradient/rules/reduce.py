@@ -10,15 +10,16 @@ from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
 
-def _reduced_axes(c: Vjp) -> list[int] | None:
-    """The axes that the node reduces, None if they are known only when the model runs; [] if it reduces nothing."""
+ALL = "all"
+
+
+def _reduced_axes(c: Vjp) -> list[int] | str | None:
+    """The axes that the node reduces, ALL, or None if they are known only when the model runs; [] if it reduces nothing."""
     axes = c.known(1)
     if c.has(1) and axes is None:
         return None
     given = [] if axes is None else [int(axis) for axis in axes.reshape(-1)]
-    if not given and not c.int_attr("noop_with_empty_axes", 0):
-        return list(range(c.rank(c.x(0))))
-    return given
+    return ALL if not given and not c.int_attr("noop_with_empty_axes", 0) else given
 
 
 def _with_kept_axes(c: Vjp, value: ir.Value) -> ir.Value:
@@ -26,10 +27,10 @@ def _with_kept_axes(c: Vjp, value: ir.Value) -> ir.Value:
     if c.int_attr("keepdims", 1):
         return value
     axes = _reduced_axes(c)
-    if axes is not None:
-        if len(axes) == c.rank(c.x(0)):
-            return value
-        return c.op("Unsqueeze", value, axes) if axes else value
+    if axes == ALL or axes == []:
+        return value  # a scalar broadcasts as it is
+    if isinstance(axes, list):
+        return c.op("Unsqueeze", value, axes)
     sizes = c.op("Shape", c.x(0))
     ones = c.op("Expand", [1], c.op("Shape", c.x(1)))
     return c.op("Reshape", value, c.op("ScatterElements", sizes, c.x(1), ones, axis=0), allowzero=1)
@@ -46,20 +47,16 @@ def _group_size(c: Vjp) -> ir.Value | float:
     """How many elements of the input make one element of the output."""
     shape, axes = c.x(0).shape, _reduced_axes(c)
     if shape is not None and axes is not None:
-        sizes = [shape[axis] for axis in axes]
+        sizes = list(shape) if axes == ALL else [shape[int(axis)] for axis in axes]
         if all(isinstance(size, int) for size in sizes):
             return float(math.prod(sizes))  # type: ignore[arg-type]
     return c.cast(c.op("Div", c.op("Size", c.x(0)), c.op("Size", c.y())), c.dtype)
 
 
-def _axes_operand(c: Vjp) -> ir.Value | None:
-    return c.optional(1)
-
-
 def _reduce_like(c: Vjp, op_type: str, value: ir.Value) -> ir.Value:
     """Reduce `value`, shaped as the node's input, over the node's axes, which are kept."""
     noop = c.int_attr("noop_with_empty_axes", 0) or None
-    return c.op(op_type, value, _axes_operand(c), keepdims=1, noop_with_empty_axes=noop)
+    return c.op(op_type, value, c.optional(1), keepdims=1, noop_with_empty_axes=noop)
 
 
 @vjp("ReduceSum", inputs=(0,))
