@@ -145,7 +145,7 @@ class Training:
             max_gradient_norm=1.0,
         )
         self._runner = TrainingRunner(
-            build_gradient_model(forward),
+            build_gradient_model(forward, requires_grad=list(checkpoint.parameters)),
             optimizer,
             checkpoint.parameters,
             optimizer_state=checkpoint.optimizer_state or None,
@@ -271,6 +271,10 @@ def train_with_progress(training: Training, checkpoint_path: Path, console: Cons
                 )
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
 def main(
     output: Annotated[
         Path, typer.Option(help="Folder for the checkpoint, the model, the plot and the sample.")
@@ -314,13 +318,15 @@ def main(
     sample = sample_text(model, SAMPLE_PROMPT, SAMPLE_LENGTH, SAMPLE_TEMPERATURE, seed)
     (output / "sample.txt").write_text(sample, encoding="utf-8")
 
-    console.print(sample, style="dim", markup=False)
+    console.print(sample, style="dim", markup=False, soft_wrap=True)
     console.print(
         f"validation loss {training.history.validation[-1][1]:.4f} nats per character after {steps} steps"
     )
-    console.print(f"checkpoint sha256 {hashlib.sha256(checkpoint_path.read_bytes()).hexdigest()}")
+    console.print(
+        f"checkpoint sha256 {hashlib.sha256(checkpoint_path.read_bytes()).hexdigest()}", soft_wrap=True
+    )
     console.print(f"everything is in {output} after {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

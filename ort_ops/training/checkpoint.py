@@ -44,19 +44,24 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"parameters/{name}": array for name, array in checkpoint.parameters.items()}
     tensors |= {f"optimizer/{name}": array for name, array in checkpoint.optimizer_state.items()}
+    # safetensors writes an array's memory as it lies: column-major or strided ones would come back wrong.
+    tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     # One metadata entry only: safetensors writes several in an order that changes from one process to the
     # next.
     metadata = {_METADATA_KEY: json.dumps({"step": checkpoint.step, "notes": dict(checkpoint.notes)})}
-    # A fixed temporary name: what a killed process left behind is overwritten by the next save.
+    # safetensors' own save_file takes a random temporary name, so each killed process would leave another
+    # file. This name is always the same: the next save overwrites what was left.
     temporary = path.with_name(path.name + ".tmp")
     try:
-        safetensors.numpy.save_file(tensors, temporary, metadata)
-        _flush_to_disk(temporary)
+        with temporary.open("wb") as file:
+            file.write(safetensors.numpy.save(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush_to_disk(path.parent)
+    _flush_folder(path.parent)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -76,7 +81,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if _METADATA_KEY not in metadata:
         raise ValueError(
             f"load_checkpoint: the metadata of '{path}' must have the entry '{_METADATA_KEY}' of "
-            f"save_checkpoint; it has {sorted(metadata) or 'none'}. The file is no checkpoint of a training run."
+            f"save_checkpoint; it has {sorted(metadata) or 'none'}. Is it a checkpoint of a training run?"
         )
     state = json.loads(metadata[_METADATA_KEY])
     return Checkpoint(
@@ -91,11 +96,11 @@ def _with_prefix(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
-def _flush_to_disk(path: Path) -> None:
-    """fsync a file or a folder. Windows cannot open a folder for this, and renames durably without it."""
-    if os.name == "nt" and path.is_dir():
+def _flush_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable. Windows has no such call, nor the need for it."""
+    if os.name == "nt":
         return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

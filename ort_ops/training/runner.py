@@ -188,7 +188,10 @@ def initializers_to_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx
 
 def _session(model: onnx.ModelProto, session_options: ort.SessionOptions | None) -> ort.InferenceSession:
     options = session_options or ort.SessionOptions()
-    options.add_session_config_entry(_STOP_SPINNING, "1")
+    try:
+        options.get_session_config_entry(_STOP_SPINNING)
+    except RuntimeError:  # not set yet; setting it a second time would make the runtime print a warning
+        options.add_session_config_entry(_STOP_SPINNING, "1")
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

@@ -47,6 +47,13 @@ def torch_loss(parameters: dict[str, torch.nn.Parameter], feeds: dict[str, np.nd
     return torch_gpt.loss(CONFIG, parameters, tensors["tokens"], tensors["targets"])
 
 
+def gradient_model() -> onnx.ModelProto:
+    parameters = large_parameters()
+    return build_gradient_model(
+        gpt.build_loss_model(CONFIG, parameters, BATCH), requires_grad=list(parameters)
+    )
+
+
 def plain_session(model: onnx.ModelProto) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
@@ -68,13 +75,13 @@ def test_loss_agrees_with_pytorch(declared: str | int) -> None:
     (loss,) = plain_session(model).run(None, batch())
     assert loss.shape == ()
     # A mean of 40 cross entropies, each from about ten float32 stages on values of size one to ten.
-    assert float(loss) == pytest.approx(float(torch_loss(torch_parameters(), batch())), rel=2e-6)
+    assert float(loss) == pytest.approx(torch_loss(torch_parameters(), batch()).item(), rel=2e-6)
 
 
 def test_gradients_agree_with_pytorch() -> None:
     parameters = torch_parameters()
     torch_loss(parameters, batch()).backward()
-    model = build_gradient_model(gpt.build_loss_model(CONFIG, large_parameters(), BATCH))
+    model = gradient_model()
     assert [output.name for output in model.graph.output] == ["loss", *(f"{n}_grad" for n in parameters)]
     options = ort.SessionOptions()
     ort_ops.register(options)
@@ -91,7 +98,7 @@ def test_gradients_agree_with_pytorch() -> None:
 
 
 def test_every_norm_is_differentiated_by_the_fused_operator_with_the_residual_gradient() -> None:
-    model = build_gradient_model(gpt.build_loss_model(CONFIG, large_parameters(), BATCH))
+    model = gradient_model()
     fused = [node for node in model.graph.node if node.op_type == "AddLayerNormGrad"]
     assert len(fused) == 2 * CONFIG.layers + 1
     with_residual = [node for node in fused if len(node.input) > 6 and node.input[6]]
@@ -103,7 +110,7 @@ def test_initializers_to_inputs_keeps_the_models_meaning() -> None:
     model = initializers_to_inputs(gpt.build_loss_model(CONFIG, large_parameters()), large_parameters())
     onnx.checker.check_model(model, full_check=True)
     (loss,) = plain_session(model).run(None, {**batch(), **large_parameters()})
-    assert float(loss) == pytest.approx(float(torch_loss(torch_parameters(), batch())), rel=2e-6)
+    assert float(loss) == pytest.approx(torch_loss(torch_parameters(), batch()).item(), rel=2e-6)
 
 
 @pytest.mark.parametrize(
