@@ -74,10 +74,11 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
     with _lock:
         if session_options in _registered:
             return
+        extensions_path = _extensions_library_path()
         _refuse_python_operators_of_the_same_name()
-        _add_operators_to_extensions()
+        _add_operators_to_extensions(extensions_path)
         if not _is_known_to(session_options):
-            session_options.register_custom_ops_library(_extensions_library_path())
+            session_options.register_custom_ops_library(extensions_path)
             _refuse_conflicts(session_options)
         _registered.add(session_options)
 
@@ -119,9 +120,9 @@ def _refuse_python_operators_of_the_same_name() -> None:
 
 
 @functools.cache
-def _add_operators_to_extensions() -> None:
+def _add_operators_to_extensions(extensions_path: str) -> None:
     onnxruntime = _import_onnxruntime()
-    extensions_path = _extensions_library_path()
+    library = load_library()  # before the options below, which unload with them what only they have loaded
     # Hands our library the runtime's function table, which shape inference needs before any kernel is created.
     onnxruntime.SessionOptions().register_custom_ops_library(library_path())
     extensions = ctypes.CDLL(extensions_path)
@@ -133,7 +134,6 @@ def _add_operators_to_extensions() -> None:
             "run: pip install --upgrade onnxruntime-extensions"
         ) from error
     add.argtypes, add.restype = [ctypes.c_void_p], ctypes.c_bool
-    library = load_library()
     index = 0
     while (custom_op := library.ort_ops_custom_op(index)) is not None:
         if not add(custom_op):
