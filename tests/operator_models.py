@@ -83,7 +83,7 @@ def run_session(
 
 def to_ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     if array.dtype == BFLOAT16:
-        bits = np.ascontiguousarray(array).view(np.uint16)
+        bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 

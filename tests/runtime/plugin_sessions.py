@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parent.parent
 def plugin_session(
     model: onnx.ModelProto, *, threads: int = 1, options: onnxruntime.SessionOptions | None = None
 ) -> onnxruntime.InferenceSession:
-    """A CPU session of the model with the plugin; a model without function body loads only with its kernel."""
+    """A CPU session with the plugin. (A model without function bodies loads only with its kernels.)"""
     options = options or onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     ort_ops.register(options)

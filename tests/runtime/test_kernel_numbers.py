@@ -257,7 +257,7 @@ class TestSmallTables:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("rows", [1, 2])
     def test_scratch_memory_is_not_read_before_it_is_written(self, dtype, rows):
-        """Other large nodes dirty the memory pool between the calls, of which each must give the same values."""
+        """Other large nodes dirty the memory pool between the calls; each must give the same values."""
         for cols in range(1, 10):
             for x in (np.zeros((rows, cols)), np.tile([[1.0], [-1.0]], (1, cols))[:rows]):
                 inputs = make_inputs((rows, cols), dtype)
@@ -360,7 +360,7 @@ class TestBuffers:
     def test_nothing_is_written_outside_of_outputs_of_any_alignment(
         self, dtype, shape, axes, offset_elements
     ):
-        """Every tensor lies in a larger buffer of a known pattern, at an aligned address or one element past."""
+        """Every tensor lies in a larger buffer of a known pattern, aligned or one element past that."""
         inputs = make_inputs(shape, dtype, axes=axes)
         session = plugin_session(make_model(inputs), threads=2)
         binding = session.io_binding()
@@ -404,7 +404,7 @@ class TestBuffers:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("threads", [1, 2])
     def test_results_are_right_where_the_runtime_reuses_a_gradients_buffer(self, dtype, threads):
-        """dsum is made inside the graph and read by nothing else, so dx takes over its buffer; likewise dy."""
+        """dsum is made in the graph and read by nothing else, so dx takes over its buffer; likewise dy."""
         inputs = make_inputs((300, 257), dtype)
         for names in (("dsum",), ("dy",), ("dsum", "dy")):
             model = make_model(inputs)
