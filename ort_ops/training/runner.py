@@ -248,7 +248,7 @@ def _run(
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     for name in results:
-        # Again each time: otherwise the runtime would write into the memory of the last run's result.
+        # Again each time: otherwise the runtime would insist on the last result's memory and shape.
         binding.bind_output(name, _DEVICE)
     session.run_with_iobinding(binding)
     return {name: value.numpy() for name, value in zip(results, binding.get_outputs(), strict=False)}
