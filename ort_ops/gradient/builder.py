@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx
@@ -16,8 +16,8 @@ from ort_ops.gradient import rules as rules  # registers the rules
 from ort_ops.gradient.driver import differentiate
 from ort_ops.gradient.emitter import Emitter, NameScope
 from ort_ops.gradient.errors import GradientError
-from ort_ops.gradient.paths import FLOATS, bodies, describe, reachable
-from ort_ops.gradient.registry import OLDEST_OPSET, find_rule
+from ort_ops.gradient.paths import FLOATS, Paths, bodies, describe, reachable
+from ort_ops.gradient.registry import OLDEST_OPSET
 from ort_ops.passes.data_free import data_free_proto
 
 IR_VERSION = 10
@@ -61,13 +61,14 @@ def build_gradient_model(
     _check_names(ir_model.graph, wanted)
     _make_inputs(ir_model.graph, wanted)
     try:
-        ir_model = passes.prepare(ir_model, OLDEST_OPSET, _rule_decides(ir_model))
+        ir_model = passes.prepare(ir_model, OLDEST_OPSET)
     except passes.PassError as error:
         raise GradientError(str(error)) from error
     graph, opsets = ir_model.graph, ir_model.opset_imports
     loss_value = _checked_loss(graph, loss)
     inputs = {value.name: value for value in graph.inputs}
     parameters = [inputs[name] for name in wanted]
+    _expand_what_has_no_rule(ir_model, loss_value, parameters)
     if requires_grad is None:
         parameters = _keep_reachable(ir_model, loss_value, parameters, tensors)
     emit = Emitter(_free_names(graph, parameters), opsets[""])
@@ -208,6 +209,15 @@ def _keep_reachable(
     return reached
 
 
+def _expand_what_has_no_rule(model: ir.Model, loss: ir.Value, parameters: Sequence[ir.Value]) -> None:
+    """Nodes on the way that the standard defines by others become those, until all have rules or nothing is left to do."""
+    while True:
+        paths = Paths(model.graph, model.opset_imports, loss, parameters)
+        if not passes.expand_functions(model, paths.blocking):
+            return
+        passes.infer_shapes(model)
+
+
 # -- the loss and the names ----------------------------------------------------------------------------------------------
 
 
@@ -252,8 +262,3 @@ def _free_names(graph: ir.Graph, parameters: Sequence[ir.Value]) -> NameScope:
         value.name = scope.fresh(f"{value.name}_of_the_model")
     scope.release(promised - {str(name) for name in interface})
     return scope
-
-
-def _rule_decides(model: ir.Model) -> Callable[[ir.Node], bool]:
-    """Whether differentiation handles a node as it is, so that it must not be expanded."""
-    return lambda node: find_rule(node.domain, node.op_type, model.opset_imports.get(node.domain, 1)) is not None

@@ -93,6 +93,11 @@ class Paths:
                 needed.update(value for value in self.gradient_inputs(node) if value in self.carries)
         return active[::-1]
 
+    @property
+    def blocking(self) -> list[ir.Node]:
+        """The nodes on the way that have no rule."""
+        return [node for node in self.active if self.rules[node] is None]
+
     def refuse_unreachable(self) -> None:
         lost = [value for value in self.parameters if value not in self.needed]
         if not lost:
@@ -118,17 +123,16 @@ class Paths:
         return f" (their paths end at {', '.join(ends[:5])})" if ends else ""
 
     def refuse_missing_rules(self) -> None:
-        blocking = [node for node in self.active if self.rules[node] is None]
-        if not blocking:
+        if not self.blocking:
             return
         lines = []
-        for node in blocking:
+        for node in self.blocking:
             version = self.opsets.get(node.domain, 1)
             blocked = _listed(self._parameters_behind(node))
             why = " (control flow whose result depends on a parameter)" if bodies(node) else ""
             lines.append(f"  {describe(node)}, opset {version}{why}, blocks {blocked}")
         raise GradientError(
-            f"no derivative rule for {len(blocking)} node{'s' if len(blocking) > 1 else ''} between the parameters and "
+            f"no derivative rule for {len(self.blocking)} node{'s' if len(self.blocking) > 1 else ''} between the parameters and "
             f"the loss {self.loss.name!r}:\n" + "\n".join(lines) + "\nTake the blocked parameters out of requires_grad, "
             "write the model with other operators, or add a rule (ort_ops/gradient/registry.py says how)"
         )

@@ -7,21 +7,21 @@ One file per pass. `prepare` runs them in the order that they need each other:
 3. `infer_shapes`: types and shapes, which the next ones read;
 4. `fold_constants`: shapes computed in the graph become constants, an If with a constant condition becomes its branch; may
    uncover more shapes, so they are inferred again;
-5. `fuse_layer_norm`: before step 6, so that the parts of a LayerNorm are not expanded further;
-6. `expand_functions`: operators that the standard defines by others and for which there is no own rule.
+5. `fuse_layer_norm`: needs constant axes and known ranks.
+
+`expand_functions` comes after them, when differentiation knows which nodes it has no rule for.
 
 Passes never look at large tensors: what goes through the onnx package goes without them (`data_free`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import onnx_ir as ir
 
 from ort_ops.passes.errors import PassError
 from ort_ops.passes.expand_functions import expand_functions
 from ort_ops.passes.fold_constants import fold_constants
+from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
 from ort_ops.passes.upgrade_opset import upgrade_opset
@@ -30,6 +30,7 @@ __all__ = [
     "PassError",
     "expand_functions",
     "fold_constants",
+    "fuse_layer_norm",
     "infer_shapes",
     "inline_functions",
     "prepare",
@@ -37,13 +38,12 @@ __all__ = [
 ]
 
 
-def prepare(model: ir.Model, oldest_opset: int, keep: Callable[[ir.Node], bool]) -> ir.Model:
-    """Run all passes; returns the new model (the given one is used up).
+def prepare(model: ir.Model, oldest_opset: int) -> ir.Model:
+    """Run passes 1 to 5; returns the new model (the given one is used up).
 
     Args:
         model: the model; values that must not be folded away (trainable ones) are graph inputs.
         oldest_opset: the default domain is raised to this version if it is older.
-        keep: says of a node whether it stays as it is although the standard defines it by other operators.
 
     Raises:
         PassError: a pass cannot handle the model; the message says what and where.
@@ -53,6 +53,6 @@ def prepare(model: ir.Model, oldest_opset: int, keep: Callable[[ir.Node], bool])
     infer_shapes(model)
     if fold_constants(model):
         infer_shapes(model)
-    if expand_functions(model, keep):
+    if fuse_layer_norm(model):
         infer_shapes(model)
     return model

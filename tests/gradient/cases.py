@@ -313,3 +313,26 @@ case("MaxPool-1d", "y = MaxPool<kernel_shape=[3], strides=[2]>(x)", x=f(1, 2, 7)
 case("GlobalAveragePool", "y = GlobalAveragePool(x)", x=f(2, 3, 4, 2))
 case("GlobalMaxPool", "y = GlobalMaxPool(x)", x=f(2, 3, 4, 2))
 case("GlobalLpPool", "y = GlobalLpPool<p=3>(x)", x=f(2, 3, 4, 2))
+
+# -- defined by other operators in the standard --------------------------------------------------------------------------
+
+case("RMSNormalization", "y = RMSNormalization<epsilon=0.1>(x, s)", opset=23, x=f(2, 3, 4), s=f(4, seed=1))
+case("GroupNormalization-21", "y = GroupNormalization<num_groups=2, epsilon=0.1, stash_type=11>(x, s, b)", opset=21, x=f(2, 4, 3), s=f(4, seed=1), b=f(4, seed=2))
+case("MeanVarianceNormalization", "y = MeanVarianceNormalization<axes=[0, 2]>(x)", x=f(2, 3, 4))
+case("MeanVarianceNormalization-9", "y = MeanVarianceNormalization<axes=[0, 2]>(x)", opset=11, x=f(2, 3, 4))
+case("Attention", "y = Attention(q, k, v)", opset=23, q=f(1, 2, 3, 4), k=f(1, 2, 3, 4, seed=1), v=f(1, 2, 3, 4, seed=2))
+case("Attention-causal-grouped", "y = Attention<is_causal=1, q_num_heads=4, kv_num_heads=2>(q, k, v)", opset=23, q=f(2, 3, 8), k=f(2, 3, 4, seed=1), v=f(2, 3, 4, seed=2), dynamic=False)
+case("RotaryEmbedding", "y = RotaryEmbedding(x, c, s)", opset=23, x=f(1, 2, 3, 4), c=f(1, 3, 2, seed=1), s=f(1, 3, 2, seed=2))
+BATCH_NORM = {"s": f(3, seed=1), "b": f(3, seed=2), "m": f(3, seed=3), "v": f(3, low=0.5, seed=4)}
+for label, shape in {"2d": (4, 3), "3d": (2, 3, 4), "4d": (2, 3, 2, 2)}.items():
+    for opset in (9, 14, 15):
+        case(f"BatchNormalization-{opset}-{label}", "y = BatchNormalization<epsilon=0.1>(x, s, b, m, v)", opset=opset, x=f(*shape), **BATCH_NORM)
+    STATISTICS = {name: BATCH_NORM[name] for name in ("s", "b")}
+    RUNNING = {name: BATCH_NORM[name] for name in ("m", "v")}
+    case(f"BatchNormalization-15-training-{label}", "y, n, w = BatchNormalization<epsilon=0.1, training_mode=1>(x, s, b, m, v)", opset=15, x=f(*shape), constants=RUNNING, **STATISTICS)
+case("BatchNormalization-9-training", "y, n, w, o, u = BatchNormalization<epsilon=0.1>(x, s, b, m, v)", opset=9, x=f(2, 3, 4), constants=RUNNING, **STATISTICS, dynamic=False)
+case("InstanceNormalization", "y = InstanceNormalization<epsilon=0.1>(x, s, b)", x=f(2, 3, 4), s=f(3, seed=1), b=f(3, seed=2))
+for p in (1, 2):
+    case(f"LpNormalization-{p}", f"y = LpNormalization<axis=1, p={p}>(x)", x=f(2, 3, 4))
+for size in (1, 2, 3, 5):
+    case(f"LRN-{size}", f"y = LRN<size={size}, alpha=0.5, beta=0.75, bias=1.5>(x)", x=f(1, 5, 2, 2))

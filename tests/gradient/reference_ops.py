@@ -1,7 +1,8 @@
 """Operators for onnx's reference implementation where its own is too coarse or refuses what the standard allows.
 
-Its Erf (also that inside Gelu) and Shrink compute in float32 whatever the input, its Mean does not broadcast to a larger first operand, and its
-constant Pad cannot crop.
+Its Erf (also that inside Gelu) and Shrink compute in float32 whatever the input, its Mean does not broadcast to a larger first operand, its
+constant Pad cannot crop, its LRN takes the batch size for the number of channels, and its MeanVarianceNormalization mixes
+float32 constants with float64 data.
 """
 
 from __future__ import annotations
@@ -41,6 +42,22 @@ class GlobalLpPool(OpRun):
         return (np.power(np.power(np.abs(x), p).sum(axis=axes, keepdims=True), 1.0 / p).astype(x.dtype),)
 
 
+class LRN(OpRun):
+    def _run(self, x, alpha=None, beta=None, bias=None, size=None):  # type: ignore[no-untyped-def]
+        before = (size - 1) // 2
+        square = np.zeros_like(x)
+        for channel in range(x.shape[1]):
+            near = x[:, max(channel - before, 0) : channel + size - before]
+            square[:, channel] = (near**2).sum(axis=1)
+        return ((x / (bias + alpha / size * square) ** beta).astype(x.dtype),)
+
+
+class MeanVarianceNormalization(OpRun):
+    def _run(self, x, axes=None):  # type: ignore[no-untyped-def]
+        centred = x - x.mean(axis=tuple(axes), keepdims=True)
+        return (centred / (np.sqrt((centred**2).mean(axis=tuple(axes), keepdims=True)) + 1e-9),)
+
+
 class Pad(OpRun):
     def _run(self, x, pads, value=None, axes=None, mode=None):  # type: ignore[no-untyped-def]
         axes = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
@@ -57,4 +74,4 @@ class Pad(OpRun):
         return (np.pad(cropped, widths, mode=mode),)
 
 
-CORRECTED = [Erf, Gelu, Shrink, Mean, GlobalLpPool, Pad]
+CORRECTED = [Erf, Gelu, Shrink, Mean, GlobalLpPool, LRN, MeanVarianceNormalization, Pad]

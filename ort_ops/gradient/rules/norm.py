@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_ops import operators
@@ -90,3 +91,116 @@ def _layer_norm_in_standard_operators(c: Vjp, axis: int) -> Grads:
     dgamma = c.sum_to(c.op("Mul", c.dy(), xhat), dims, c.x(1)) if c.wants(1) else None
     dbeta = c.sum_to(c.dy(), dims, c.x(2)) if c.wants(2) else None
     return dx, dgamma, dbeta
+
+
+@vjp("MeanVarianceNormalization")
+def mean_variance_normalization(c: Vjp) -> Grads:
+    """y = (x - mean) / std, both over `axes`: dx = (dy - mean(dy) - y * mean(dy * y)) / std."""
+    axes = c.ints_attr("axes") or [0, 2, 3]
+    return (_standardised_gradient(c, c.dy(), c.y(), _deviation(c, c.x(0), axes, 0.0), axes),)
+
+
+def _deviation(c: Vjp, x: ir.Value, axes: list[int], epsilon: float) -> ir.Value:
+    """sqrt(Var(x) + epsilon) over `axes`, which are kept."""
+    centred = c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1))
+    variance = c.op("ReduceMean", c.op("Mul", centred, centred), axes, keepdims=1)
+    return c.op("Sqrt", c.op("Add", variance, epsilon) if epsilon else variance)
+
+
+def _standardised_gradient(c: Vjp, g: ir.Value, xhat: ir.Value, deviation: ir.Value, axes: list[int]) -> ir.Value:
+    """The gradient of x, given that of xhat = (x - mean) / deviation, both over `axes`."""
+    mean = c.op("ReduceMean", g, axes, keepdims=1)
+    along = c.op("Mul", xhat, c.op("ReduceMean", c.op("Mul", g, xhat), axes, keepdims=1))
+    return c.op("Div", c.op("Sub", c.op("Sub", g, mean), along), deviation)
+
+
+@vjp("InstanceNormalization")
+def instance_normalization(c: Vjp) -> Grads:
+    """y = scale * xhat + bias, scale and bias per channel, statistics per instance and channel."""
+    x = c.x(0)
+    rank = c.rank(x)
+    axes = list(range(2, rank))
+    scale = _per_channel(c, c.x(1), rank)
+    deviation = _deviation(c, x, axes, c.float_attr("epsilon", 1e-5))
+    xhat = c.op("Div", c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1)), deviation)
+    dx = _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes)
+    return dx, *_affine_sums(c, xhat, rank)
+
+
+def _per_channel(c: Vjp, vector: ir.Value, rank: int) -> ir.Value:
+    """A vector of one number per channel, shaped to broadcast against [N, C, ...]."""
+    return c.op("Unsqueeze", vector, list(range(1, rank - 1))) if rank > 2 else vector
+
+
+def _affine_sums(c: Vjp, xhat: ir.Value, rank: int) -> Grads:
+    axes = [0, *range(2, rank)]
+    return (
+        c.op("ReduceSum", c.op("Mul", c.dy(), xhat), axes, keepdims=0),
+        c.op("ReduceSum", c.dy(), axes, keepdims=0),
+    )
+
+
+@vjp("BatchNormalization", inputs=(0, 1, 2, 3, 4))
+def batch_normalization(c: Vjp) -> Grads:
+    """With the running statistics each is an input like any other; in training mode the batch's own are part of x.
+
+    The updated running statistics of training mode are outputs that carry no gradient.
+    """
+    x = c.x(0)
+    rank = c.rank(x)
+    epsilon = c.float_attr("epsilon", 1e-5)
+    scale = _per_channel(c, c.x(1), rank)
+    if c.int_attr("training_mode", 0):
+        axes = [0, *range(2, rank)]
+        deviation = _deviation(c, x, axes, epsilon)
+        xhat = c.op("Div", c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1)), deviation)
+        return _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes), *_affine_sums(c, xhat, rank)
+    mean, variance = _per_channel(c, c.x(3), rank), _per_channel(c, c.x(4), rank)
+    deviation = c.op("Sqrt", c.op("Add", variance, epsilon))
+    xhat = c.op("Div", c.op("Sub", x, mean), deviation)
+    dscale, dbias = _affine_sums(c, xhat, rank)
+    ratio = c.op("Div", c.x(1), c.op("Sqrt", c.op("Add", c.x(4), epsilon)))
+    dmean = c.op("Neg", c.op("Mul", dbias, ratio))
+    dvariance = c.op("Mul", c.op("Mul", dscale, c.op("Div", c.x(1), c.op("Add", c.x(4), epsilon))), -0.5)
+    return c.op("Mul", c.dy(), c.op("Div", scale, deviation)), dscale, dbias, dmean, dvariance
+
+
+@vjp("LpNormalization")
+def lp_normalization(c: Vjp) -> Grads:
+    """y = x / ||x||: p = 2: (dy - y * sum(dy * y)) / ||x||; p = 1: (dy - sign(x) * sum(dy * y)) / ||x||."""
+    axis = c.int_attr("axis", -1)
+    power = c.int_attr("p", 2)
+    norm = c.op("ReduceL1" if power == 1 else "ReduceL2", c.x(0), [axis], keepdims=1)
+    along = c.op("ReduceSum", c.op("Mul", c.dy(), c.y()), [axis], keepdims=1)
+    direction = c.op("Sign", c.x(0)) if power == 1 else c.y()
+    # a vector of zeros stays zeros, and has no gradient
+    safe = c.op("Where", c.op("Equal", norm, 0.0), 1.0, norm)
+    slope = c.op("Div", c.op("Sub", c.dy(), c.op("Mul", direction, along)), safe)
+    return (c.op("Where", c.op("Equal", norm, 0.0), 0.0, slope),)
+
+
+@vjp("LRN")
+def lrn(c: Vjp) -> Grads:
+    """y_c = x_c * s_c^-beta, s_c = bias + alpha / size * sum of x_k^2 over the channels k near c.
+
+    dx_k = dy_k s_k^-beta - 2 alpha beta / size * x_k * sum over the c that k is near to of dy_c x_c s_c^(-beta - 1).
+    """
+    size, alpha, beta = c.int_attr("size", 1), c.float_attr("alpha", 1e-4), c.float_attr("beta", 0.75)
+    x, bias = c.x(0), c.float_attr("bias", 1.0)
+    before = (size - 1) // 2
+    after = size - 1 - before
+    sums = _channel_window_sum(c, c.op("Mul", x, x), size, before, after)
+    scale = c.op("Add", c.op("Mul", sums, alpha / size), bias)
+    direct = c.op("Mul", c.dy(), c.op("Pow", scale, -beta))
+    pull = c.op("Div", c.op("Mul", direct, x), scale)
+    near = _channel_window_sum(c, pull, size, after, before)
+    return (c.op("Sub", direct, c.op("Mul", c.op("Mul", x, near), 2.0 * alpha * beta / size)),)
+
+
+def _channel_window_sum(c: Vjp, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
+    """The sum over the channels from `before` before to `after` behind each channel: a difference of running sums."""
+    padded = c.op("Pad", value, [before + 1, after], None, [1])
+    running = c.op("CumSum", padded, c.emit.constant(np.array(1)))
+    upper = c.op("Slice", running, [size], [np.iinfo(np.int64).max], [1])
+    lower = c.op("Slice", running, [0], [-size], [1])
+    return c.op("Sub", upper, lower)
