@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ort_ops.gradient.emitter import Emitter
 from ort_ops.gradient.errors import GradientError
-from ort_ops.gradient.paths import Paths, describe
+from ort_ops.gradient.paths import Paths, captured, describe
 
 Sizes = Union[ir.Value, Sequence[int]]
 """An int64 vector: a value of the graph or its contents."""
@@ -402,6 +402,7 @@ def _keep_read(emit: Emitter, results: Sequence[ir.Value]) -> None:
         if any(output in needed for output in node.outputs):
             kept.append(node)
             needed.update(value for value in node.inputs if value is not None)
+            needed.update(captured(node))
         else:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)

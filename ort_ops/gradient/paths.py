@@ -82,7 +82,7 @@ class Paths:
             if value is not None and (rule is None or rule.inputs is None or index in rule.inputs):
                 yield value
         if rule is None:
-            yield from _captured(node)
+            yield from captured(node)
 
     def _backward_reach(self) -> list[ir.Node]:
         needed = self.needed
@@ -161,7 +161,7 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
 
 
-def _captured(node: ir.Node) -> Iterator[ir.Value]:
+def captured(node: ir.Node) -> Iterator[ir.Value]:
     """Values of the surrounding graph that the bodies of a control-flow node read."""
     for body in bodies(node):
         for inner in ir.traversal.RecursiveGraphIterator(body):

@@ -32,7 +32,7 @@ def b(*values: object) -> np.ndarray:
 CASES: dict[str, Case] = {}
 
 
-FORM = {"constants", "outputs", "opset", "dynamic", "static", "linear", "reference", "domains"}
+FORM = {"constants", "outputs", "opset", "dynamic", "static", "linear", "single", "reference", "domains"}
 
 
 def case(name: str, text: str, **fields: Any) -> None:
@@ -336,3 +336,23 @@ for p in (1, 2):
     case(f"LpNormalization-{p}", f"y = LpNormalization<axis=1, p={p}>(x)", x=f(2, 3, 4))
 for size in (1, 2, 3, 5):
     case(f"LRN-{size}", f"y = LRN<size={size}, alpha=0.5, beta=0.75, bias=1.5>(x)", x=f(1, 5, 2, 2))
+
+# -- recurrent networks --------------------------------------------------------------------------------------------------
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+for op, gates in GATES.items():
+    outputs = ("y", "h", "c") if op == "LSTM" else ("y", "h")
+    left = ", ".join(outputs)
+    variants = {"": "", "-after-reset": ", linear_before_reset=1"} if op == "GRU" else {"": ""}
+    variants |= {"-relu": ', activations=["Relu"]'} if op == "RNN" else {}
+    for label, extra in variants.items():
+        for direction, count in {"forward": 1, "reverse": 1, "bidirectional": 2}.items():
+            if label == "-relu" and count == 2:
+                continue
+            weights = {"w": f(count, gates * 2, 3, seed=1, low=-0.8, high=0.8), "r": f(count, gates * 2, 2, seed=2, low=-0.8, high=0.8)}
+            bias = {"b": f(count, gates * 4, seed=3)}
+            states = {"h0": f(count, 2, 2, seed=4)} | ({"c0": f(count, 2, 2, seed=5)} if op == "LSTM" else {})
+            attributes = f'hidden_size=2, direction="{direction}"{extra}'
+            case(f"{op}{label}-{direction}", f"{left} = {op}<{attributes}>(x, w, r)", outputs=outputs, x=f(3, 2, 3, seed=7), **weights, single=True)
+            case(f"{op}{label}-{direction}-full", f"{left} = {op}<{attributes}>(x, w, r, b, , {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), **weights, **bias, **states, single=True)
+            case(f"{op}{label}-{direction}-lengths", f"{left} = {op}<{attributes}>(x, w, r, b, n, {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), n=np.array([3, 2], np.int32), **weights, **bias, **states, single=True)
