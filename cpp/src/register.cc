@@ -5,6 +5,7 @@
 #include "ort_ops/ort_ops.h"
 
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 
 namespace ort_ops {
@@ -16,18 +17,29 @@ constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 constexpr auto kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 constexpr auto kBFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
+std::atomic<const OrtApi*> registered_api{nullptr};
+std::atomic<bool> infers_shapes{false};
+
+// Before 1.24 the runtime reads through a null pointer when it infers shapes around an input that is absent in the middle.
+bool InfersShapesAroundAbsentInputs(const OrtApiBase& api_base) {
+  int major = 0;
+  int minor = 0;
+  if (std::sscanf(api_base.GetVersionString(), "%d.%d", &major, &minor) != 2) return false;
+  return major > 1 || minor >= 24;
+}
+
+// Made at the first call, for the runtime that has registered by then.
 const OrtCustomOp* const* CustomOps(size_t* count) {
-  static const add_layer_norm_grad::CpuOp f32(kFloat, kFloat);
-  static const add_layer_norm_grad::CpuOp f16(kFloat16, kFloat16);
-  static const add_layer_norm_grad::CpuOp f16_float_gamma(kFloat16, kFloat);
-  static const add_layer_norm_grad::CpuOp bf16(kBFloat16, kBFloat16);
-  static const add_layer_norm_grad::CpuOp bf16_float_gamma(kBFloat16, kFloat);
+  static const bool infer = infers_shapes.load(std::memory_order_acquire);
+  static const add_layer_norm_grad::CpuOp f32(kFloat, kFloat, infer);
+  static const add_layer_norm_grad::CpuOp f16(kFloat16, kFloat16, infer);
+  static const add_layer_norm_grad::CpuOp f16_float_gamma(kFloat16, kFloat, infer);
+  static const add_layer_norm_grad::CpuOp bf16(kBFloat16, kBFloat16, infer);
+  static const add_layer_norm_grad::CpuOp bf16_float_gamma(kBFloat16, kFloat, infer);
   static const OrtCustomOp* const ops[] = {&f32, &f16, &f16_float_gamma, &bf16, &bf16_float_gamma};
   *count = sizeof(ops) / sizeof(ops[0]);
   return ops;
 }
-
-std::atomic<const OrtApi*> registered_api{nullptr};
 
 // Lives as long as the process: the runtime keeps pointers to it in every session.
 OrtStatus* Domain(const OrtApi& api, OrtCustomOpDomain** domain) {
@@ -64,14 +76,16 @@ extern "C" ORT_OPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOp
   if (api == nullptr) {
     return api_base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, "ort_ops needs ONNX Runtime 1.18 or newer");
   }
+  ort_ops::infers_shapes.store(ort_ops::InfersShapesAroundAbsentInputs(*api_base), std::memory_order_release);
   ort_ops::registered_api.store(api, std::memory_order_release);
   OrtCustomOpDomain* domain = nullptr;
   if (OrtStatus* status = ort_ops::Domain(*api, &domain)) return status;
   return api->AddCustomOpDomain(options, domain);
 }
 
-// The kernel number `index`, or null past the last. RegisterCustomOps must have been called once before a session uses it.
+// The kernel number `index`, or null past the last, or before RegisterCustomOps has been called once.
 extern "C" ORT_OPS_EXPORT const OrtCustomOp* ort_ops_custom_op(size_t index) {
+  if (ort_ops::RegisteredApi() == nullptr) return nullptr;
   size_t count = 0;
   const OrtCustomOp* const* ops = ort_ops::CustomOps(&count);
   return index < count ? ops[index] : nullptr;

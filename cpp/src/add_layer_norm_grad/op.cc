@@ -187,41 +187,38 @@ OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp*, const OrtApi* api, const 
   }
 }
 
-// Gives an output the shape of an input, symbolic dims included; a parameter's gradient is float, dx is of dy's type.
-OrtStatus* InferLikeInput(const OrtApi& api, OrtShapeInferContext* context, Input input, Output output) {
-  OrtTensorTypeAndShapeInfo* of_input = nullptr;  // owned by the context
-  if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, input, &of_input)) return status;
+// dx is as dy in type and shape, symbolic dims included. The type comes from dy, not from the kernel: of all kernels of
+// the name the runtime asks one. dgamma and dbeta are left alone: the interface does not tell how many outputs the node
+// has, and the runtime (up to 1.23 at least) writes past the end of its list when told of one that the node lacks.
+OrtStatus* InferDx(const OrtApi& api, OrtShapeInferContext* context) {
+  OrtTensorTypeAndShapeInfo* dy = nullptr;  // owned by the context
+  if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, kDy, &dy)) return status;
   size_t rank = 0;
-  if (OrtStatus* status = api.GetDimensionsCount(of_input, &rank)) return status;
-  // Neither dy nor gamma may be a scalar: this is how the runtime presents a shape that it does not know.
+  if (OrtStatus* status = api.GetDimensionsCount(dy, &rank)) return status;
+  // dy may not be a scalar: this is how the runtime presents a shape that it does not know.
   if (rank == 0) return nullptr;
   std::vector<int64_t> dims(rank);
-  if (OrtStatus* status = api.GetDimensions(of_input, dims.data(), rank)) return status;
+  if (OrtStatus* status = api.GetDimensions(dy, dims.data(), rank)) return status;
   std::vector<const char*> names(rank);
-  if (OrtStatus* status = api.GetSymbolicDimensions(of_input, names.data(), rank)) return status;
+  if (OrtStatus* status = api.GetSymbolicDimensions(dy, names.data(), rank)) return status;
   for (int64_t& dim : dims) {
     if (dim < 0) dim = -1;
   }
-  OrtTensorTypeAndShapeInfo* of_output = nullptr;
-  if (OrtStatus* status = api.CreateTensorTypeAndShapeInfo(&of_output)) return status;
-  const TypeInfoPtr owned(of_output);
-  // The type comes from the input, not from the kernel: the runtime asks one kernel of the name for all of them.
-  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  if (output == kDx) {
-    if (OrtStatus* status = api.GetTensorElementType(of_input, &type)) return status;
-  }
-  if (OrtStatus* status = api.SetTensorElementType(of_output, type)) return status;
-  if (OrtStatus* status = api.SetDimensions(of_output, dims.data(), rank)) return status;
-  if (OrtStatus* status = api.SetSymbolicDimensions(of_output, names.data(), rank)) return status;
-  return api.ShapeInferContext_SetOutputTypeShape(context, output, of_output);
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  if (OrtStatus* status = api.GetTensorElementType(dy, &type)) return status;
+  OrtTensorTypeAndShapeInfo* dx = nullptr;
+  if (OrtStatus* status = api.CreateTensorTypeAndShapeInfo(&dx)) return status;
+  const TypeInfoPtr owned(dx);
+  if (OrtStatus* status = api.SetTensorElementType(dx, type)) return status;
+  if (OrtStatus* status = api.SetDimensions(dx, dims.data(), rank)) return status;
+  if (OrtStatus* status = api.SetSymbolicDimensions(dx, names.data(), rank)) return status;
+  return api.ShapeInferContext_SetOutputTypeShape(context, kDx, dx);
 }
 
 OrtStatus* ORT_API_CALL InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   const OrtApi& api = *RegisteredApi();
   try {
-    if (OrtStatus* status = InferLikeInput(api, context, kDy, kDx)) return status;
-    if (OrtStatus* status = InferLikeInput(api, context, kGamma, kDgamma)) return status;
-    return InferLikeInput(api, context, kGamma, kDbeta);
+    return InferDx(api, context);
   } catch (const std::exception& error) {
     return api.CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
   }
@@ -252,7 +249,7 @@ size_t ORT_API_CALL MayInplace(int** input_index, int** output_index) {
 
 }  // namespace
 
-CpuOp::CpuOp(ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type)
+CpuOp::CpuOp(ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type, bool infers_shapes)
     : OrtCustomOp{}, type(element_type), gamma_type(gamma_element_type) {
   version = kOrtApiVersion;
   GetName = [](const OrtCustomOp*) { return "AddLayerNormGrad"; };
@@ -272,7 +269,7 @@ CpuOp::CpuOp(ONNXTensorElementDataType element_type, ONNXTensorElementDataType g
   GetEndVersion = [](const OrtCustomOp*) { return std::numeric_limits<int>::max(); };
   GetMayInplace = MayInplace;
   ReleaseMayInplace = [](int*, int*) {};  // the lists are static
-  InferOutputShapeFn = InferShapes;
+  InferOutputShapeFn = infers_shapes ? InferShapes : nullptr;
   CreateKernelV2 = MakeKernel;
   KernelComputeV2 = Compute;
   KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
