@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ort_ops.gradient.emitter import Emitter
 from ort_ops.gradient.errors import GradientError
-from ort_ops.gradient.paths import Paths, captured, describe
+from ort_ops.gradient.paths import FLOATS, Paths, captured, describe
 
 Sizes = Union[ir.Value, Sequence[int]]
 """An int64 vector: a value of the graph or its contents."""
@@ -90,10 +90,11 @@ class Vjp:
 
     @property
     def dtype(self) -> ir.DataType:
-        """Element type of the first output."""
-        dtype = self.node.outputs[0].dtype
-        assert dtype is not None
-        return dtype
+        """Element type of the first output, or of the first input if shape inference could not tell it."""
+        for value in (self.node.outputs[0], *self.node.inputs):
+            if value is not None and value.dtype in FLOATS:
+                return value.dtype
+        raise self.fail(f"the type of {self.node.outputs[0].name!r} is not known; add a value_info for it")
 
     def int_attr(self, name: str, default: int) -> int:
         """The integer attribute `name`."""

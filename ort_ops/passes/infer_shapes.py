@@ -1,4 +1,8 @@
-"""Types and shapes of all values, inferred by onnx."""
+"""Types and shapes of all values, inferred by onnx.
+
+onnx knows nothing of the operators that ONNX Runtime's optimizer writes (domain com.microsoft). They are replaced, in the
+copy that is inferred and nowhere else, by standard operators whose outputs have the same types and shapes.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ def infer_shapes(model: ir.Model) -> None:
     Raises:
         PassError: two operators disagree about a type or shape.
     """
+    proto = data_free_proto(model)
+    _put_stand_ins(proto)
     try:
-        inferred = onnx.shape_inference.infer_shapes(data_free_proto(model), data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise PassError(f"the types or shapes of the model's operators do not fit together: {error}") from error
     known = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
@@ -39,3 +45,37 @@ def _knows_more(new: ir.Shape, old: ir.Shape | None) -> bool:
     if old is None or len(old) != len(new):
         return old is None
     return any(not isinstance(was, int) and (isinstance(now, int) or was.value is None) for now, was in zip(new, old, strict=True))
+
+
+RUNTIME_DOMAIN = "com.microsoft"
+
+
+def _put_stand_ins(proto: onnx.ModelProto) -> None:
+    if not any(node.domain == RUNTIME_DOMAIN or node.op_type == "SimplifiedLayerNormalization" for node in proto.graph.node):
+        return
+    nodes = [stand_in for node in proto.graph.node for stand_in in _stand_ins(node)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Standard nodes whose outputs have the types and shapes of the node's; the node itself where none are known."""
+    make = onnx.helper.make_node
+    inputs, outputs = list(node.input), list(node.output)
+    if node.op_type == "SimplifiedLayerNormalization":
+        return [make("LayerNormalization", inputs[:2], [outputs[0], "", *outputs[1:]])]
+    if node.domain != RUNTIME_DOMAIN:
+        return [node]
+    if node.op_type in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu"):
+        return [make("Identity", inputs[:1], outputs)]
+    if node.op_type == "FusedMatMul":
+        flags = {attribute.name: attribute.i for attribute in node.attribute}
+        left = "...ji" if flags.get("transA") else "...ij"
+        right = "...kj" if flags.get("transB") else "...jk"
+        if (left, right) == ("...ij", "...jk"):
+            return [make("MatMul", inputs, outputs)]
+        return [make("Einsum", inputs, outputs, equation=f"{left},{right}->...ik")]
+    if node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+        norm = make("LayerNormalization", [inputs[0], inputs[2]], outputs[:3])
+        return [norm, make("Identity", inputs[:1], outputs[3:4])] if outputs[3:4] else [norm]
+    return [node]

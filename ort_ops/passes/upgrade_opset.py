@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Union
 
 import onnx
 import onnx.version_converter
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ort_ops.passes.data_free import without_data
 from ort_ops.passes.errors import PassError
@@ -34,17 +36,26 @@ def upgrade_opset(model: ir.Model, oldest: int) -> ir.Model:
             f"{error}; export it with opset_version={oldest} or newer"
         ) from error
     for node in list(upgraded.graph.all_nodes()):
-        form = old_forms.get((node.op_type, node.outputs[0].name)) if node.outputs else None
+        form = old_forms.get(_key(node.op_type, node))
         if form is not None:
             form(node)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(upgraded)
     return upgraded
 
 
 Mend = Callable[[ir.Node], None]
+Key = tuple[str, Union[str, None]]
 
 
-def _note_old_forms(model: ir.Model, version: int) -> dict[tuple[str, str | None], Mend]:
-    """What has to be put right after the conversion, by operator and first output of the node.
+def _key(op_type: str, node: ir.Node) -> Key:
+    """What tells a node from others before and after the conversion: it gives the output of an Upsample another name."""
+    if op_type == "Resize":
+        return op_type, node.inputs[0].name if node.inputs[0] is not None else None
+    return op_type, node.outputs[0].name if node.outputs else None
+
+
+def _note_old_forms(model: ir.Model, version: int) -> dict[Key, Mend]:
+    """What has to be put right after the conversion.
 
     1. Split with neither sizes nor a count (before 13): opset 18 wants the count.
     2. Clip (before 11) and Pad (before 11): numbers that were attributes become float32 tensors, whatever the data's type.
@@ -52,23 +63,37 @@ def _note_old_forms(model: ir.Model, version: int) -> dict[tuple[str, str | None
        no successor, and the mode became an attribute.
     4. Resize (before 11) and Upsample: coordinates were scaled without a shift, and nearest meant the lower neighbour.
     """
-    forms: dict[tuple[str, str | None], Mend] = {}
-    for node in model.graph.all_nodes():
+    forms: dict[Key, Mend] = {}
+    for node in list(model.graph.all_nodes()):
         if node.domain != "":
             continue
-        name = node.outputs[0].name if node.outputs else None
         if node.op_type == "Split" and version < 18 and len(node.inputs) == 1 and "split" not in node.attributes:
-            forms["Split", name] = _count_outputs
+            forms[_key("Split", node)] = _count_outputs
         elif node.op_type == "Clip" and version < 11:
-            forms["Clip", name] = partial(_cast_numbers, inputs=(1, 2))
+            forms[_key("Clip", node)] = partial(_cast_numbers, inputs=(1, 2))
         elif node.op_type == "Pad" and version < 11:
-            forms["Pad", name] = partial(_cast_numbers, inputs=(2,))
+            forms[_key("Pad", node)] = partial(_cast_numbers, inputs=(2,))
         elif node.op_type == "BatchNormalization" and version < 14 and len(node.outputs) > 1:
             _drop_saved_statistics(node)
-            forms["BatchNormalization", name] = _set_training_mode
+            forms[_key("BatchNormalization", node)] = _set_training_mode
         elif node.op_type in ("Resize", "Upsample") and version < 11:
-            forms["Resize", name] = _old_coordinates
+            forms[_key("Resize", node)] = _old_coordinates
+            _keep_output_name(node)
     return forms
+
+
+def _keep_output_name(node: ir.Node) -> None:
+    """Put an Identity between an Upsample and a graph output, whose name the conversion would change."""
+    output, graph = node.outputs[0], node.graph
+    if graph is None or not output.is_graph_output():
+        return
+    copy = ir.node("Identity", [output])
+    copy.outputs[0].type, copy.outputs[0].shape = output.type, output.shape
+    graph.insert_after(node, copy)
+    graph.outputs[:] = [copy.outputs[0] if value is output else value for value in graph.outputs]
+    name = output.name
+    output.name = f"{name}_resized"
+    copy.outputs[0].name = name
 
 
 def _count_outputs(node: ir.Node) -> None:

@@ -353,6 +353,57 @@ for op, gates in GATES.items():
             bias = {"b": f(count, gates * 4, seed=3)}
             states = {"h0": f(count, 2, 2, seed=4)} | ({"c0": f(count, 2, 2, seed=5)} if op == "LSTM" else {})
             attributes = f'hidden_size=2, direction="{direction}"{extra}'
-            case(f"{op}{label}-{direction}", f"{left} = {op}<{attributes}>(x, w, r)", outputs=outputs, x=f(3, 2, 3, seed=7), **weights, single=True)
+            case(f"{op}{label}-{direction}", f"{left} = {op}<{attributes}>(x, w, r)", outputs=outputs, x=f(3, 2, 3, seed=12), **weights, single=True)
             case(f"{op}{label}-{direction}-full", f"{left} = {op}<{attributes}>(x, w, r, b, , {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), **weights, **bias, **states, single=True)
             case(f"{op}{label}-{direction}-lengths", f"{left} = {op}<{attributes}>(x, w, r, b, n, {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), n=np.array([3, 2], np.int32), **weights, **bias, **states, single=True)
+
+# -- Einsum, Det ---------------------------------------------------------------------------------------------------------
+
+EINSUMS = {
+    "transpose": ("ij->ji", (2, 3)), "sum": ("ij->i", (2, 3)), "inner": ("i,i", (3,), (3,)), "matmul": ("bij,bjk->bik", (2, 2, 3), (2, 3, 2)),
+    "implicit": ("ij,jk", (2, 3), (3, 2)), "ellipsis": ("...ij,...jk->...ik", (2, 2, 3), (2, 3, 2)), "ellipsis-broadcast": ("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)),
+    "diagonal": ("...ii->...i", (2, 3, 3)), "trace": ("ii", (3, 3)), "three": ("ij,jk,kl->il", (2, 3), (3, 2), (2, 2)), "outer": ("i,j->ij", (2,), (3,)),
+    "attention": ("bqhd,bkhd->bhqk", (1, 2, 2, 3), (1, 3, 2, 3)), "one-sided-sum": ("ij,k->k", (2, 3), (2,)), "spaces": (" i j , j -> i ", (2, 3), (3,)),
+}  # fmt: skip
+for label, (equation, *shapes) in EINSUMS.items():
+    names = "abc"[: len(shapes)]
+    case(f"Einsum-{label}", f'y = Einsum<equation="{equation}">({", ".join(names)})', opset=12, **{name: f(*shape, seed=place) for place, (name, shape) in enumerate(zip(names, shapes, strict=True))})
+case("Det", "y = Det(x)", x=f(2, 3, 3), dynamic=False)
+case("Det-1", "y = Det(x)", x=f(1, 1), dynamic=False)
+
+# -- resampling ----------------------------------------------------------------------------------------------------------
+
+RESIZES = {
+    "nearest-up": ('mode="nearest"', (1.0, 1.0, 2.0, 3.0)), "nearest-down": ('mode="nearest", nearest_mode="ceil"', (1.0, 1.0, 0.5, 0.7)),
+    "linear-up": ('mode="linear"', (1.0, 1.0, 2.0, 1.5)), "linear-align": ('mode="linear", coordinate_transformation_mode="align_corners"', (1.0, 1.0, 2.0, 0.6)),
+    "linear-asymmetric": ('mode="linear", coordinate_transformation_mode="asymmetric"', (1.0, 1.0, 1.7, 2.0)), "cubic": ('mode="cubic"', (1.0, 1.0, 1.5, 2.0)),
+    "linear-antialias": ('mode="linear", antialias=1', (1.0, 1.0, 0.5, 0.6)), "pytorch": ('mode="linear", coordinate_transformation_mode="pytorch_half_pixel"', (1.0, 1.0, 0.5, 2.0)),
+}  # fmt: skip
+for label, (attributes, scales) in RESIZES.items():
+    case(f"Resize-{label}", f"y = Resize<{attributes}>(x, , s)", x=f(1, 2, 4, 5), constants={"s": np.array(scales, np.float32)}, linear=True)
+case("Resize-sizes", 'y = Resize<mode="linear">(x, , , n)', x=f(1, 1, 4, 5), constants={"n": i(1, 1, 7, 3)}, linear=True)
+case("Resize-axes", 'y = Resize<mode="linear", axes=[2, 3]>(x, , , n)', x=f(1, 1, 4, 5), constants={"n": i(7, 3)}, linear=True)
+case("Resize-11", 'y = Resize<mode="nearest">(x, r, s)', opset=11, x=f(1, 1, 4, 5), constants={"r": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 2], np.float32)}, linear=True)
+case("Resize-10", 'y = Resize<mode="nearest">(x, s)', opset=10, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 1.7, 2], np.float32)}, linear=True)
+case("Resize-10-linear", 'y = Resize<mode="linear">(x, s)', opset=10, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 1.7, 2], np.float32)}, linear=True)
+case("Upsample-9", 'y = Upsample<mode="nearest">(x, s)', opset=9, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 2, 3], np.float32)}, linear=True)
+case("Upsample-7-linear", 'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)', opset=7, x=f(1, 1, 4, 5), linear=True)
+case("Col2Im", "y = Col2Im<strides=[1, 2], pads=[1, 0, 0, 1]>(x, n, k)", x=f(1, 8, 10), constants={"n": i(5, 4), "k": i(2, 2)}, dynamic=False, reference=True)
+case("CumProd", "y = CumProd<exclusive=1>(x, a)", opset=26, x=f(2, 3), constants={"a": np.array(1)})
+
+# -- what ONNX Runtime's optimizer writes --------------------------------------------------------------------------------
+
+MS = {"com.microsoft": 1}
+case("ms.Gelu", "y = com.microsoft.Gelu(x)", x=f(2, 4), domains=MS, single=True)
+case("ms.QuickGelu", "y = com.microsoft.QuickGelu<alpha=1.5>(x)", x=f(2, 4), domains=MS, single=True)
+case("ms.FastGelu", "y = com.microsoft.FastGelu(x)", x=f(2, 4), domains=MS, single=True)
+case("ms.FastGelu-bias", "y = com.microsoft.FastGelu(x, b)", x=f(2, 4), b=f(4, seed=1), domains=MS, single=True)
+case("ms.BiasGelu", "y = com.microsoft.BiasGelu(x, b)", x=f(2, 4), b=f(4, seed=1), domains=MS, single=True)
+for trans_a in (0, 1):
+    for trans_b in (0, 1):
+        left, right = f(2, *((3, 2) if trans_a else (2, 3))), f(2, *((4, 3) if trans_b else (3, 4)), seed=1)
+        case(f"ms.FusedMatMul-{trans_a}{trans_b}", f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)", a=left, b=right, domains=MS, linear=True)
+        case(f"ms.FusedMatMul-{trans_a}{trans_b}-broadcast", f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)", a=left, b=right[0], domains=MS, linear=True)
+for label, outputs in {"": ("y",), "-sum": ("y", "t")}.items():
+    case(f"ms.SkipLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipLayerNormalization<epsilon=0.1>(x, k, g, b, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), b=f(4, seed=3), d=f(4, seed=4), domains=MS, single=True)
+    case(f"ms.SkipSimplifiedLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.1>(x, k, g, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), d=f(4, seed=4), domains=MS, single=True)

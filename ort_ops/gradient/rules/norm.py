@@ -39,16 +39,64 @@ def layer_normalization(c: Vjp) -> Grads:
     stash = ir.DataType(c.int_attr("stash_type", int(ir.DataType.FLOAT)))
     if c.dtype == ir.DataType.DOUBLE or stash != ir.DataType.FLOAT:
         return _layer_norm_in_standard_operators(c, axis)
-    gamma = _normalised_shape(c, c.x(1), axis)
-    mean, rstd = c.y(1, stash), c.y(2, stash)
     residual = c.absorb(0) if c.wants(0) else None
+    gamma = _normalised_shape(c, c.x(1), axis)
+    dx, dgamma, dbeta = fused_layer_norm_gradient(c, x, gamma, residual, (c.y(1, stash), c.y(2, stash)))
+    return dx, _affine_gradient(c, dgamma, 1, axis), _affine_gradient(c, dbeta, 2, axis)
+
+
+def fused_layer_norm_gradient(
+    c: Vjp, x: ir.Value, gamma: ir.Value, residual: ir.Value | None, statistics: tuple[ir.Value, ir.Value] | None = None
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """dx, with `residual` added, dgamma and dbeta (both float) by one AddLayerNormGrad.
+
+    Args:
+        statistics: mean and 1 / standard deviation of the forward pass; worked out here (over the last axis) if the node
+            has none that can be relied on.
+    """
+    if statistics is None:
+        wide = c.cast(x, ir.DataType.FLOAT)
+        mean = c.op("ReduceMean", wide, [-1], keepdims=1)
+        rstd = c.op("Reciprocal", _deviation(c, wide, [-1], c.float_attr("epsilon", 1e-5)))
+    else:
+        mean, rstd = statistics
     dx, dgamma, dbeta = c.multi(
         operators.ADD_LAYER_NORM_GRAD.name,
         c.dy(), x, None, rstd, mean, gamma, residual,
         domain=operators.DOMAIN, version=operators.ADD_LAYER_NORM_GRAD.version, outputs=3,
     )  # fmt: skip
     dx.dtype, dgamma.dtype, dbeta.dtype = x.dtype, ir.DataType.FLOAT, ir.DataType.FLOAT
-    return dx, _affine_gradient(c, dgamma, 1, axis), _affine_gradient(c, dbeta, 2, axis)
+    return dx, dgamma, dbeta
+
+
+@vjp("RMSNormalization")
+def rms_normalization(c: Vjp) -> Grads:
+    return rms_norm_gradient(c, c.x(0), c.x(1), trailing_axes(c, c.int_attr("axis", -1)))
+
+
+def trailing_axes(c: Vjp, first: int) -> list[int]:
+    """The axes of input 0 from `first` on."""
+    rank = c.rank(c.x(0))
+    return list(range(first % rank, rank))
+
+
+def rms_norm_gradient(c: Vjp, x: ir.Value, gamma: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value | None]:
+    """y = xhat * gamma, xhat = x / sqrt(mean(x^2) + epsilon): dx = (g - xhat * mean(g * xhat)) / rms with g = dy * gamma.
+
+    16-bit data is worked out in float, as the forward does; the results are rounded once.
+    """
+    dtype = x.dtype
+    wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    x, dy, scale = c.cast(x, wide), c.cast(c.dy(), wide), c.cast(gamma, wide)
+    square = c.op("ReduceMean", c.op("Mul", x, x), axes, keepdims=1)
+    rstd = c.op("Reciprocal", c.op("Sqrt", c.op("Add", square, c.float_attr("epsilon", 1e-5))))
+    xhat = c.op("Mul", x, rstd)
+    g = c.op("Mul", dy, scale)
+    along = c.op("Mul", xhat, c.op("ReduceMean", c.op("Mul", g, xhat), axes, keepdims=1))
+    dx = c.cast(c.op("Mul", c.op("Sub", g, along), rstd), dtype)
+    if gamma not in c.node.inputs or not c.wants(list(c.node.inputs).index(gamma)):
+        return dx, None
+    return dx, c.cast(c.sum_to(c.op("Mul", dy, xhat), c.y().shape, gamma), gamma.dtype)
 
 
 def _normalised_shape(c: Vjp, gamma: ir.Value, axis: int) -> ir.Value:

@@ -124,3 +124,12 @@ def reduce_log_sum_exp(c: Vjp) -> Grads:
 def cumsum(c: Vjp) -> Grads:
     reverse = 1 - c.int_attr("reverse", 0)
     return (c.op("CumSum", c.dy(), c.x(1), exclusive=c.int_attr("exclusive", 0), reverse=reverse),)
+
+
+@vjp("CumProd", inputs=(0,), limits="elements other than zero")
+def cumprod(c: Vjp) -> Grads:
+    """dx = (sum of dy * y over the outputs that x is a factor of) / x."""
+    products = c.op("Mul", c.dy(), c.y())
+    reverse = 1 - c.int_attr("reverse", 0)
+    sums = c.op("CumSum", products, c.x(1), exclusive=c.int_attr("exclusive", 0), reverse=reverse)
+    return (c.op("Div", sums, c.x(0)),)

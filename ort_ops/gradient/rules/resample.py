@@ -1,0 +1,85 @@
+"""Derivatives of operators that read a tensor at other than its own grid points: Resize, GridSample, RoiAlign, Col2Im."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_ops.gradient.driver import Vjp
+from ort_ops.gradient.registry import Grads, vjp
+
+_RESIZE_ATTRIBUTES = ("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode", "nearest_mode")
+
+
+@vjp("Resize", inputs=(0,), limits="keep_aspect_ratio_policy stretch; not through roi, scales or sizes")
+def resize(c: Vjp) -> Grads:
+    """Each axis is a product with a matrix, which is what the same Resize makes of the identity: apply its transpose.
+
+    So every mode is differentiated exactly as the runtime itself rounds and interpolates.
+    """
+    if c.str_attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise c.fail("keep_aspect_ratio_policy must be 'stretch'; give the sizes that it leads to")
+    x, rank = c.x(0), c.rank(c.x(0))
+    axes = [axis % rank for axis in c.ints_attr("axes") or range(rank)]
+    gradient = c.dy()
+    for place, axis in enumerate(axes):
+        size, wanted = c.dim(x, axis), c.dim(c.y(), axis)
+        if _stays(c, x, axis, place):
+            continue
+        matrix = _resize_matrix(c, place, len(axes), size, wanted)
+        last = [*(other for other in range(rank) if other != axis), axis]
+        back = [int(where) for where in np.argsort(last)]
+        moved = c.op("MatMul", c.op("Transpose", gradient, perm=last), c.op("Transpose", matrix, perm=[1, 0]))
+        gradient = c.op("Transpose", moved, perm=back)
+    return (gradient,)
+
+
+def _stays(c: Vjp, x: ir.Value, axis: int, place: int) -> bool:
+    """Whether an axis is surely left as it is."""
+    if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return False
+    scales = c.known(2) if c.has(2) else None
+    if scales is not None and scales.size:
+        return bool(scales[place] == 1)
+    assert x.shape is not None
+    shape = c.y().shape
+    return shape is not None and isinstance(shape[axis], int) and shape[axis] == x.shape[axis]
+
+
+def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Value) -> ir.Value:
+    """[size, wanted]: the identity of this axis's size, resized along its last axis as the node does this axis."""
+    identity = c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
+    attributes = {name: c.node.attributes[name].value for name in _RESIZE_ATTRIBUTES if name in c.node.attributes}
+    roi = None
+    if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        picked = c.op("Gather", c.x(1), [place, place + count], axis=0)
+        starts, ends = c.multi("Split", picked, num_outputs=2, axis=0, outputs=2)
+        roi = c.op("Concat", c.emit.constant(np.zeros(1), starts.dtype), starts, c.emit.constant(np.ones(1), starts.dtype), ends, axis=0)
+    if c.has(2) and not (c.known(2) is not None and c.known(2).size == 0):  # type: ignore[union-attr]
+        scale = c.op("Gather", c.x(2), [place], axis=0)
+        scales = c.op("Concat", c.emit.constant(np.ones(1, np.float32)), scale, axis=0)
+        return c.op("Resize", identity, roi, scales, **attributes)
+    return c.op("Resize", identity, roi, None, c.join(size, wanted), **attributes)
+
+
+@vjp("Col2Im", inputs=(0,), limits="image and block shape must be known")
+def col2im(c: Vjp) -> Grads:
+    """Each column is a window of the image: read it out again, from the windows' places in a numbered image."""
+    image, block = c.known(1), c.known(2)
+    if image is None or block is None:
+        raise c.fail("the shapes of image and blocks must be constants")
+    rank = len(image)
+    strides, dilations = c.ints_attr("strides") or [1] * rank, c.ints_attr("dilations") or [1] * rank
+    pads = c.ints_attr("pads") or [0] * (2 * rank)
+    padded = [int(size) + pads[axis] + pads[axis + rank] for axis, size in enumerate(image)]
+    counts = [(padded[a] - (int(block[a]) - 1) * dilations[a] - 1) // strides[a] + 1 for a in range(rank)]
+    places = np.zeros([*(int(size) for size in block), *counts], dtype=np.int64)
+    for axis in range(rank):
+        along = np.arange(int(block[axis]))[:, None] * dilations[axis] + np.arange(counts[axis])[None, :] * strides[axis]
+        shape = [1] * (2 * rank)
+        shape[axis], shape[axis + rank] = along.shape
+        places = places * padded[axis] + along.reshape(shape)
+    wide = c.op("Pad", c.dy(), pads, None, list(range(2, 2 + rank)))
+    flat = c.op("Reshape", wide, c.join(c.dim(c.dy(), 0), c.dim(c.y(), 1), [-1]))
+    taken = c.op("Gather", flat, places.reshape(int(np.prod(block)), -1), axis=2)
+    return (c.like(taken, c.x(0)),)
