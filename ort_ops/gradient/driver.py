@@ -308,7 +308,7 @@ class _Walk:
             if gradient is None:
                 continue
             if rule.broadcasts:
-                gradient = self.sum_to(gradient, node.outputs[0].shape, value)
+                gradient = self.sum_to(gradient, node.outputs[0].shape, value, like=node.outputs[0])
             self._contributions.setdefault(value, []).append(gradient)
 
     # -- gradients of values -----------------------------------------------------------------------------------------
@@ -338,13 +338,18 @@ class _Walk:
     def zeros_like(self, value: ir.Value) -> ir.Value:
         return self.emit.op("ConstantOfShape", self.shape(value), value=self.emit.zero(value.dtype))
 
-    def sum_to(self, gradient: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
+    def sum_to(
+        self, gradient: ir.Value, source: Dims | None, target: ir.Value, like: ir.Value | None = None
+    ) -> ir.Value:
         """Sum `gradient`, of shape `source`, to the shape of `target` that was broadcast to it.
+
+        `like`: a forward value of the shape of `gradient`, if there is one. Its shape is asked for then, because a runtime
+        knows more of it, and because ONNX Runtime takes unknown dims that a custom operator infers for -1.
 
         The axes are worked out here if the shapes say enough, else when the model runs.
         """
         if target.shape is None or source is None:
-            return self._sum_to_at_run_time(gradient, target)
+            return self._sum_to_at_run_time(gradient, target, like or gradient)
         leading = len(source) - len(target.shape)
         inner = []
         for axis, size in enumerate(target.shape):
@@ -354,7 +359,7 @@ class _Walk:
             if size == 1:
                 inner.append(leading + axis)
             elif not isinstance(size, int) and full != 1:
-                return self._sum_to_at_run_time(gradient, target)
+                return self._sum_to_at_run_time(gradient, target, like or gradient)
         if leading and not inner:
             return self.emit.op("ReduceSum", gradient, list(range(leading)), keepdims=0)
         if inner:
@@ -363,11 +368,11 @@ class _Walk:
                 gradient = self.emit.op("Squeeze", gradient, list(range(leading)))
         return gradient
 
-    def _sum_to_at_run_time(self, gradient: ir.Value, target: ir.Value) -> ir.Value:
+    def _sum_to_at_run_time(self, gradient: ir.Value, target: ir.Value, like: ir.Value) -> ir.Value:
         """Sum over the axes where the shape of `target`, with ones put before it, differs from that of `gradient`."""
         op = self.emit.op
         shape = op("Shape", target)
-        full = op("Shape", gradient)
+        full = op("Shape", like)
         missing = op("Sub", op("Shape", full), op("Shape", shape))
         padded = op("Concat", op("Expand", [1], missing), shape, axis=0)
         differs = op("Not", op("Equal", padded, full))

@@ -99,7 +99,8 @@ class Paths:
         return [node for node in self.active if self.rules[node] is None]
 
     def refuse_unreachable(self) -> None:
-        lost = [value for value in self.parameters if value not in self.needed]
+        # whatever has no elements is folded away where it is read, and its gradient has no elements either
+        lost = [value for value in self.parameters if value not in self.needed and not _is_empty(value)]
         if not lost:
             return
         names = ", ".join(repr(value.name) for value in lost)
@@ -154,6 +155,10 @@ class Paths:
                 if value in self.carries and producer is not None:
                     stack.append(producer)
         return list(found)
+
+
+def _is_empty(value: ir.Value) -> bool:
+    return value.shape is not None and 0 in value.shape
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -30,12 +30,12 @@ def fuse_layer_norm(model: ir.Model) -> bool:
 
 
 def _centred(op, x, axes):  # type: ignore[no-untyped-def]
-    return op.Sub(x, op.ReduceMean(x, axes, keepdims=1, _outputs=["mean"]))
+    return op.Sub(x, op.ReduceMean(x, axes, _outputs=["mean"]))
 
 
 def _deviation(op, x, centred, variance_axes, epsilon):  # type: ignore[no-untyped-def]
     square = OrValue([op.Pow(centred, pattern.Var("two")), op.Mul(centred, centred)])
-    return op.Sqrt(op.Add(op.ReduceMean(square, variance_axes, keepdims=1), epsilon))
+    return op.Sqrt(op.Add(op.ReduceMean(square, variance_axes, _outputs=["variance"]), epsilon))
 
 
 class _WrittenOut(RewriteRuleClassBase):
@@ -51,8 +51,8 @@ class _WrittenOut(RewriteRuleClassBase):
         normalised = OrValue([op.Div(centred, deviation), op.Mul(centred, op.Reciprocal(deviation))])
         return op.Mul(scale, normalised) if self.swapped else op.Mul(normalised, scale)
 
-    def check(self, context, x, scale, axes, variance_axes, epsilon, two=None, **_):  # type: ignore[no-untyped-def, override]
-        return _check(x, axes, variance_axes, epsilon, two, scale)
+    def check(self, context, x, scale, two=None, **parts):  # type: ignore[no-untyped-def, override]
+        return _check(x, two, parts, scale)
 
     def rewrite(self, op, x, scale, axes, epsilon, **_):  # type: ignore[no-untyped-def, override]
         return _layer_norm(op, x, axes, epsilon, scale)
@@ -83,22 +83,26 @@ class _ScaleAndShift(RewriteRuleClassBase):
     """Case 3."""
 
     def pattern(self, op, x, scale, bias, axes, variance_axes, epsilon):  # type: ignore[no-untyped-def, override]
-        mean = op.ReduceMean(x, axes, keepdims=1)
+        mean = op.ReduceMean(x, axes, _outputs=["mean"])
         deviation = _deviation(op, x, op.Sub(x, mean), variance_axes, epsilon)
         factor = op.Mul(op.Reciprocal(deviation), scale)
         return op.Add(op.Mul(x, factor), op.Sub(bias, op.Mul(mean, factor)))
 
-    def check(self, context, x, scale, bias, axes, variance_axes, epsilon, two=None, **_):  # type: ignore[no-untyped-def, override]
-        return _check(x, axes, variance_axes, epsilon, two, scale, bias)
+    def check(self, context, x, scale, bias, two=None, **parts):  # type: ignore[no-untyped-def, override]
+        return _check(x, two, parts, scale, bias)
 
     def rewrite(self, op, x, scale, bias, axes, epsilon, **_):  # type: ignore[no-untyped-def, override]
         return _layer_norm(op, x, axes, epsilon, scale, bias)
 
 
-def _check(
-    x: ir.Value, axes: ir.Value, variance_axes: ir.Value, epsilon: ir.Value, two: ir.Value | None, *affine: ir.Value
-) -> MatchResult:
+def _check(x: ir.Value, two: ir.Value | None, parts: dict[str, ir.Value], *affine: ir.Value) -> MatchResult:
+    """`parts`: the axes and results of the two means, and epsilon."""
     result = MatchResult()
+    axes, variance_axes, epsilon = parts["axes"], parts["variance_axes"], parts["epsilon"]
+    for mean in (parts["mean"], parts["variance"]):
+        node = mean.producer()
+        if node is None or node.attributes.get_int("keepdims", 1) != 1:
+            return result.fail("the means must keep their axes", mean)
     if x.dtype not in _TYPES or x.shape is None:
         return result.fail("x must be float or double, of known rank", x)
     if two is not None and (_constant(two) is None or not np.all(_constant(two) == 2)):

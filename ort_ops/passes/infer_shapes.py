@@ -22,7 +22,7 @@ def infer_shapes(model: ir.Model) -> None:
     proto = data_free_proto(model)
     _put_stand_ins(proto)
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise PassError(f"the types or shapes of the model's operators do not fit together: {error}") from error
     known = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
