@@ -21,13 +21,14 @@ def data_free_proto(model: ir.Model) -> onnx.ModelProto:
     graph = model.graph
     initializers = dict(graph.initializers)
     inputs = list(graph.inputs)
+    known = set(inputs)
     try:
         for name, value in initializers.items():
             tensor = value.const_value
             if tensor is None or tensor.nbytes > SMALL_BYTES or isinstance(tensor, ir.ExternalTensor):
                 value.const_value = None
                 graph.initializers.pop(name)
-            if value not in inputs:
+            if value not in known:
                 graph.inputs.append(value)
             value.meta["data"] = tensor
         return ir.to_proto(model)
