@@ -17,10 +17,10 @@ LARGEST_GROWTH = 3.2
 """The training graph has at most so many times the nodes of the forward graph."""
 
 
-def _tensor(model: onnx.ModelProto, name: str) -> np.ndarray:
-    for tensor in model.graph.initializer:
-        if tensor.name == name:
-            return onnx.numpy_helper.to_array(tensor)
+def tensor(model: onnx.ModelProto, name: str) -> np.ndarray:
+    for initializer in model.graph.initializer:
+        if initializer.name == name:
+            return onnx.numpy_helper.to_array(initializer)
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] == name:
             return onnx.numpy_helper.to_array(node.attribute[0].t)
@@ -49,7 +49,7 @@ def test_gradients_agree_with_pytorch(name: str) -> None:
 
     session = onnxruntime.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = {key.removeprefix("in:"): expected[key] for key in expected.files if key.startswith("in:")}
-    feeds |= {parameter: _tensor(model, parameter) for parameter in parameters}
+    feeds |= {parameter: tensor(model, parameter) for parameter in parameters}
     loss, *gradients = session.run(None, feeds)
 
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)

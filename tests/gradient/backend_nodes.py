@@ -1,0 +1,164 @@
+"""ONNX's own backend node tests as forward models: which of them are differentiated, and agree with differences.
+
+Run as a script it prints the share and the list of the rest with the reason; the test asserts the share.
+
+A node test is used if a floating-point output depends on a floating-point input through operators that have a derivative
+(the registry knows which have none by definition). The loss is the sum of all floating-point outputs times fixed random
+numbers. The gradient along random directions is compared with central differences, in float64 where onnx's reference
+implementation can run the model in it, else in float32 with a larger step.
+"""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from finite_differences import runner
+from onnx import TensorProto, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+
+from ort_ops.gradient import GradientError, all_rules, build_gradient_model
+
+NOT_DIFFERENTIABLE = {rule.op_type for rule in all_rules() if rule.kind == "not differentiable"}
+DIRECTIONS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one node test: `outcome` is "right", "not used" or "failed", `reason` says why."""
+
+    name: str
+    operator: str
+    outcome: str
+    reason: str = ""
+
+
+def results() -> Iterator[Result]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tests divide by zero and overflow on purpose
+        cases = collect_testcases(None)
+    for case in cases:
+        model, name = case.model, case.name.removeprefix("test_")
+        operators = collections.Counter(node.op_type for node in model.graph.node)
+        operator = operators.most_common(1)[0][0] if operators else "none"
+        try:
+            outcome, reason = _check(model, case.data_sets[0][0])
+        except GradientError as error:
+            unreachable = "does not depend on" in str(error)
+            outcome, reason = ("not used", "no differentiable path") if unreachable else ("failed", str(error))
+        except Exception as error:  # a survey: whatever goes wrong is a line of the report
+            outcome, reason = "failed", f"{type(error).__name__}: {error}"
+        yield Result(name, operator, outcome, reason.replace("\n", " ")[:300])
+
+
+def _check(model: onnx.ModelProto, given: Sequence[object]) -> tuple[str, str]:
+    types = [*model.graph.input, *model.graph.output]
+    if not all(value.type.HasField("tensor_type") for value in types):
+        return "not used", "sequence, optional or map types"
+    if all(node.op_type in NOT_DIFFERENTIABLE for node in model.graph.node):
+        return "not used", "not differentiable by definition"
+    feeds = {value.name: np.asarray(data) for value, data in zip(model.graph.input, given, strict=False)}
+    floats = [name for name, value in feeds.items() if value.dtype == np.float32 and value.size]
+    outputs = [value.name for value in model.graph.output if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+    if not floats or not outputs:
+        return "not used", "no float32 input or output"
+    double, double_feeds = _in_float64(model, feeds)
+    try:
+        first = runner(double, reference_only=True)(double_feeds)
+        wide = all(np.asarray(value).dtype != np.float32 for value in first)
+    except Exception:  # some operator mixes types
+        wide = False
+    if wide:
+        return _compare(double, double_feeds, floats, outputs, 1e-5, 1e-4, reference_only=True)
+    return _compare(model, feeds, floats, outputs, 1e-2, 3e-2, reference_only=False)
+
+
+def _in_float64(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    double = onnx.ModelProto()
+    double.CopyFrom(model)
+    for value in [*double.graph.input, *double.graph.output, *double.graph.value_info]:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    return double, {
+        name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in feeds.items()
+    }
+
+
+def _with_loss(model: onnx.ModelProto, outputs: list[str], shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> onnx.ModelProto:
+    """The sum of the outputs times fixed random numbers, as the only output."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    generator = np.random.default_rng(0)
+    parts = []
+    for name in outputs:
+        weights = generator.uniform(0.5, 1.5, shapes[name]).astype(dtype)
+        whole.graph.initializer.append(numpy_helper.from_array(weights, f"{name}_weights"))
+        whole.graph.node.append(onnx.helper.make_node("Mul", [name, f"{name}_weights"], [f"{name}_product"]))
+        whole.graph.node.append(onnx.helper.make_node("ReduceSum", [f"{name}_product"], [f"{name}_part"], keepdims=0))
+        parts.append(f"{name}_part")
+    whole.graph.node.append(onnx.helper.make_node("Sum", parts, ["loss"]))
+    del whole.graph.output[:]
+    kind = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    whole.graph.output.append(onnx.helper.make_tensor_value_info("loss", kind, []))
+    return whole
+
+
+def _compare(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], floats: list[str], outputs: list[str], step: float, tolerance: float, reference_only: bool
+) -> tuple[str, str]:
+    forward = runner(model, reference_only)(feeds)
+    names = [value.name for value in model.graph.output]
+    shapes = {name: np.shape(value) for name, value in zip(names, forward, strict=True)}
+    dtype = feeds[floats[0]].dtype
+    whole = _with_loss(model, outputs, shapes, dtype)
+    wanted = _reachable(whole, floats)
+    training = build_gradient_model(whole, wanted)
+    gradients = dict(zip(wanted, runner(training, reference_only)(feeds)[1:], strict=True))
+    loss = runner(whole, reference_only)
+    generator = np.random.default_rng(1)
+    for _ in range(DIRECTIONS):
+        direction = {name: generator.standard_normal(feeds[name].shape) for name in wanted}
+        ends = [
+            float(loss({**feeds, **{name: (feeds[name] + sign * step * way).astype(dtype) for name, way in direction.items()}})[0])
+            for sign in (1, -1)
+        ]
+        expected = (ends[0] - ends[1]) / (2 * step)
+        terms = [float((gradients[name].astype(np.float64) * way).sum()) for name, way in direction.items()]
+        scale = max(1.0, abs(expected), *(float(np.abs(gradients[name] * way).sum()) for name, way in direction.items()))
+        if not abs(sum(terms) - expected) <= tolerance * scale:
+            return "failed", f"gradient {sum(terms):.6g}, differences {expected:.6g}"
+    return "right", ""
+
+
+def _reachable(model: onnx.ModelProto, names: list[str]) -> list[str]:
+    """Those names that the builder does not call unreachable."""
+    wanted = list(names)
+    while True:
+        try:
+            build_gradient_model(model, wanted)
+            return wanted
+        except GradientError as error:
+            lost = [name for name in wanted if f"'{name}'" in str(error).partition("but the loss")[0]]
+            if "does not depend on" not in str(error) or len(lost) == len(wanted):
+                raise
+            wanted = [name for name in wanted if name not in lost]
+
+
+def main() -> None:
+    found = list(results())
+    counts = collections.Counter(result.outcome for result in found)
+    tried = counts["right"] + counts["failed"]
+    for result in found:
+        if result.outcome == "failed":
+            print(f"{result.name} ({result.operator}): {result.reason}")
+    print(f"{counts['right']} of {tried} right ({100 * counts['right'] / tried:.1f} %), {counts['not used']} not used")
+
+
+if __name__ == "__main__":
+    main()
