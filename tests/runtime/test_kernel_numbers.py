@@ -19,6 +19,11 @@ from ort_ops.operators import embed_functions
 
 TYPES = [(FLOAT, FLOAT), (FLOAT16, FLOAT16), (BFLOAT16, BFLOAT16), (FLOAT16, FLOAT), (BFLOAT16, FLOAT)]
 PRESENCE = list(itertools.product([True, False], repeat=2))
+NAN_PATTERNS = {
+    FLOAT: (0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF80FFFF, 0x7FC0FFFF),
+    FLOAT16: (0x7FFF, 0xFFFF, 0x7C01, 0xFC01),
+    BFLOAT16: (0x7FFF, 0xFFFF, 0x7F81, 0xFF81),
+}
 OUTPUT_SUBSETS = [
     ("dx",),
     ("dx", "dgamma"),
@@ -103,6 +108,21 @@ class TestShapes:
         """x has mean 50, so that a lane that leaked into a sum would be huge."""
         inputs = make_inputs((9, cols), dtype, x_mean=50.0)
         assert_matches(inputs, **run_kernel(inputs))
+
+    @pytest.mark.parametrize("cols", [1, 3, 5, 7, 11, 100])
+    def test_lanes_beyond_the_row_do_not_overflow(self, dtype, cols):
+        """x equals its mean, so xhat is 0; a lane that held 0 - mean would be infinite times rstd."""
+        inputs = make_inputs((9, cols), dtype, x2=False)
+        large = {FLOAT: 1e30, FLOAT16: 6e4, BFLOAT16: 1e30}[dtype]
+        x1 = np.full((9, cols), large, dtype)
+        inputs = inputs.replace(
+            x1=x1, mean=x1[:, :1].astype(FLOAT), rstd=np.full((9, 1), 1e10 if large == 1e30 else 1e35, FLOAT)
+        )
+        with np.errstate(over="ignore"):
+            assert np.isinf(inputs.mean * inputs.rstd).all()
+        results = run_kernel(inputs)
+        assert_matches(inputs, **results)
+        assert (results["dgamma"] == 0).all()
 
     @pytest.mark.parametrize("cols", [3, 7, 100, 769, 1600])
     def test_rows_of_dx_sum_to_zero_when_gamma_is_one(self, dtype, cols):
@@ -230,6 +250,18 @@ class TestNonFinite:
         if where != "gamma":
             others = np.delete(results["dx"], index, axis=0)
             np.testing.assert_array_equal(others, np.delete(run_kernel(inputs)["dx"], index, axis=0))
+
+    @pytest.mark.parametrize("where", ["dy", "x1", "x2", "rstd", "mean", "gamma", "dsum"])
+    @pytest.mark.parametrize("gamma_dtype", [None, FLOAT], ids=str)
+    def test_every_nan_stays_one_whatever_its_payload(self, dtype, gamma_dtype, where):
+        """Rounding a NaN's bits like a number's can carry it into infinity or zero."""
+        inputs = make_inputs((5, 45), dtype, gamma_dtype=gamma_dtype)
+        bits = {4: np.uint32, 2: np.uint16}[getattr(inputs, where).itemsize]
+        for pattern in NAN_PATTERNS[getattr(inputs, where).dtype]:
+            array = getattr(inputs, where).copy()
+            array.view(bits).reshape(-1)[1] = pattern
+            broken = inputs.replace(**{where: array})
+            assert_matches(broken, **run_kernel(broken))
 
     def test_overflow_of_the_data_type_is_infinity(self, dtype):
         inputs = make_inputs((8, 32), dtype)
