@@ -131,7 +131,7 @@ def test_text_model_reads_the_last_characters(text: str, read_as: str) -> None:
     tokens = torch.tensor([[ALPHABET.index(character) for character in read_as]])
     with torch.no_grad():
         expected = torch_gpt.logits(CONFIG, torch_parameters(), tokens)[0, -1].numpy()
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max(), strict=False)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert logits.shape == (len(ALPHABET),)
 
 
