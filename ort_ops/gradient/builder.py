@@ -216,6 +216,8 @@ def _expand_what_has_no_rule(model: ir.Model, loss: ir.Value, parameters: Sequen
         if not passes.expand_functions(model, paths.blocking):
             return
         passes.infer_shapes(model)
+        if passes.fold_constants(model):  # bodies choose between their branches by shapes
+            passes.infer_shapes(model)
 
 
 # -- the loss and the names ----------------------------------------------------------------------------------------------

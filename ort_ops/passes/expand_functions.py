@@ -60,7 +60,10 @@ def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
 
 
 def _drop_unmade_outputs(body: onnx.FunctionProto, count: int) -> None:
-    """Outputs that the node leaves out are named by the body all the same, but not always made."""
+    """Outputs that the node leaves out are named by the body all the same, but not always made, or made without a name."""
+    nodes = [inner for inner in body.node if any(inner.output)]
+    del body.node[:]
+    body.node.extend(nodes)
     made = {name for inner in body.node for name in inner.output} | set(body.input)
     outputs = [name if name in made else body.output[0] for name in body.output[:count]]
     del body.output[:]

@@ -162,6 +162,9 @@ case("Transpose-twice", "z = Transpose<perm=[1, 0, 2]>(x)\n y = Transpose<perm=[
 case("DepthToSpace-DCR", 'y = DepthToSpace<blocksize=2, mode="DCR">(x)', x=f(1, 8, 2, 3))
 case("DepthToSpace-CRD", 'y = DepthToSpace<blocksize=2, mode="CRD">(x)', x=f(1, 8, 2, 3))
 case("SpaceToDepth", "y = SpaceToDepth<blocksize=2>(x)", x=f(1, 2, 4, 6))
+case("SpaceToDepth-CRD", 'y = SpaceToDepth<blocksize=2, mode="CRD">(x)', opset=28, x=f(1, 2, 4, 6))
+case("AffineGrid", "y = AffineGrid(t, n)", opset=20, t=f(2, 2, 3), constants={"n": i(2, 3, 4, 5)}, static=("t",))
+case("AffineGrid-3d-align", "y = AffineGrid<align_corners=1>(t, n)", opset=20, t=f(2, 3, 4), constants={"n": i(2, 3, 2, 4, 5)}, static=("t",))
 case("Concat", "y = Concat<axis=1>(a, b, a)", a=f(2, 3), b=f(2, 1))
 case("Concat-negative", "y = Concat<axis=-2>(a, b)", a=f(2, 3), b=f(1, 3))
 case("Concat-one", "y = Concat<axis=0>(a)", a=f(2, 3))
@@ -407,3 +410,16 @@ for trans_a in (0, 1):
 for label, outputs in {"": ("y",), "-sum": ("y", "t")}.items():
     case(f"ms.SkipLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipLayerNormalization<epsilon=0.1>(x, k, g, b, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), b=f(4, seed=3), d=f(4, seed=4), domains=MS, single=True)
     case(f"ms.SkipSimplifiedLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.1>(x, k, g, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), d=f(4, seed=4), domains=MS, single=True)
+
+# -- DFT, DequantizeLinear ------------------------------------------------------------------------------------------------
+
+for opset in (17, 20):
+    axis = ", axis=1" if opset == 17 else ""
+    extra = "" if opset == 17 else ", , k"
+    constants = {} if opset == 17 else {"k": np.array(1)}
+    for label, (components, attributes) in {"real": (1, "inverse=0"), "complex": (2, "inverse=0"), "inverse": (2, "inverse=1"), "onesided": (1, "onesided=1")}.items():
+        case(f"DFT-{opset}-{label}", f"y = DFT<{attributes}{axis}>(x{extra})", opset=opset, x=f(2, 5, 3, components), constants=constants)
+    for length in (3, 7):
+        case(f"DFT-{opset}-length{length}", f"y = DFT<inverse=0{axis}>(x, n{extra[3:] and ', k'})", opset=opset, x=f(2, 5, 3, 1), constants={**constants, "n": np.array(length)})
+case("DequantizeLinear", "y = DequantizeLinear(q, s, z)", q=np.arange(6, dtype=np.uint8).reshape(2, 3), s=np.array(0.3), constants={"z": np.array(2, np.uint8)}, single=True)
+case("DequantizeLinear-axis", "y = DequantizeLinear<axis=1>(q, s, z)", q=np.arange(6, dtype=np.uint8).reshape(2, 3), s=f(3, low=0.5), constants={"z": np.array([2, 0, 5], np.uint8)}, single=True)

@@ -1,4 +1,4 @@
-"""Derivatives of operators that read a tensor at other than its own grid points: Resize, GridSample, RoiAlign, Col2Im."""
+"""Derivatives of operators that make or use a grid of sampling points: Resize, AffineGrid, Col2Im."""
 
 from __future__ import annotations
 
@@ -83,3 +83,20 @@ def col2im(c: Vjp) -> Grads:
     flat = c.op("Reshape", wide, c.join(c.dim(c.dy(), 0), c.dim(c.y(), 1), [-1]))
     taken = c.op("Gather", flat, places.reshape(int(np.prod(block)), -1), axis=2)
     return (c.like(taken, c.x(0)),)
+
+
+@vjp("AffineGrid", inputs=(0,), limits="the second dim of theta must be known")
+def affine_grid(c: Vjp) -> Grads:
+    """grid = theta applied to the points of a regular grid, which is what the identity makes: dtheta = dgrid' (points, 1)."""
+    theta = c.x(0)
+    dims = theta.shape[1] if theta.shape is not None else None
+    if not isinstance(dims, int):
+        raise c.fail("the second dim of theta must be known: 2 for images, 3 for volumes")
+    identity = c.emit.constant(np.eye(dims, dims + 1, dtype=c.dtype.numpy())[None], c.dtype)
+    one_image = c.join([1], c.op("Slice", c.x(1), [1], [dims + 2], [0]))
+    points = c.op("AffineGrid", identity, one_image, align_corners=c.int_attr("align_corners", 0))
+    points = c.op("Reshape", points, [-1, dims])
+    by_point = c.op("Reshape", c.dy(), c.join(c.dim(theta, 0), [-1, dims]))
+    linear = c.op("MatMul", c.op("Transpose", by_point, perm=[0, 2, 1]), points)
+    shift = c.op("Unsqueeze", c.op("ReduceSum", by_point, [1], keepdims=0), [2])
+    return (c.op("Concat", linear, shift, axis=2),)

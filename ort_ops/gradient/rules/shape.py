@@ -45,7 +45,7 @@ def _blocks(c: Vjp, value: ir.Value, packed: ir.Value, block: int) -> ir.Value:
 
 @vjp("SpaceToDepth")
 def space_to_depth(c: Vjp) -> Grads:
-    return (c.op("DepthToSpace", c.dy(), blocksize=c.int_attr("blocksize", 1), mode="DCR"),)
+    return (c.op("DepthToSpace", c.dy(), blocksize=c.int_attr("blocksize", 1), mode=c.str_attr("mode", "DCR")),)
 
 
 # -- parts and joins -------------------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""Derivative of the discrete Fourier transform."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_ops.gradient.driver import Vjp
+from ort_ops.gradient.registry import Grads, vjp
+
+
+@vjp("DFT", inputs=(0,), limits="not inverse and onesided at once")
+def dft(c: Vjp) -> Grads:
+    """The transform is a matrix F (or F* / N): its adjoint is N times the inverse transform (or F / N).
+
+    Bins that a onesided transform leaves out have no gradient; elements that a shorter or longer transform cut off or made
+    up are zeros, or dropped.
+    """
+    inverse, onesided = c.int_attr("inverse", 0), c.int_attr("onesided", 0)
+    if inverse and onesided:
+        raise c.fail("inverse and onesided at once is not supported")
+    x, rank = c.x(0), c.rank(c.x(0))
+    axis = _axis(c) % rank
+    size = c.dim(x, axis)
+    length = c.op("Reshape", c.x(1), [1]) if c.has(1) else size
+    length = c.cast(length, ir.DataType.INT64)
+    dy = c.dy()
+    if onesided:
+        dy = c.op("Pad", dy, c.join([0], c.sub(length, c.dim(c.y(), axis))), None, [axis])
+    place = c.emit.constant(np.array(axis))
+    if c.emit.opset >= 20:
+        full = c.op("DFT", dy, None, place, inverse=1 - inverse)
+    else:
+        full = c.op("DFT", dy, inverse=1 - inverse, axis=axis)
+    scale = c.cast(c.op("Squeeze", length), c.dtype)
+    full = c.op("Div" if inverse else "Mul", full, scale)
+    if c.has(1):
+        full = c.op("Pad", full, c.join([0], c.sub(size, length)), None, [axis])
+    components = x.shape[-1] if x.shape is not None else None
+    if components == 2:
+        return (full,)
+    # x may be real: one component, or two
+    return (c.op("Slice", full, [0], c.dim(x, rank - 1), [rank - 1]),)
+
+
+def _axis(c: Vjp) -> int:
+    if c.opset < 20:
+        return c.int_attr("axis", 1)
+    if not c.has(2):
+        return -2
+    known = c.known(2)
+    if known is None:
+        raise c.fail("the axis must be a constant")
+    return int(known.item())
