@@ -238,6 +238,7 @@ case("TopK", "y, k = TopK<axis=1>(x, n)", x=f(2, 4), constants={"n": i(2)})
 case("TopK-smallest", "y, k = TopK<axis=0, largest=0>(x, n)", x=f(4, 2), constants={"n": i(3)})
 case("TopK-1", "y, k = TopK<k=2>(x)", opset=9, x=f(2, 4))
 case("TopK-10", "y, k = TopK(x, n)", opset=10, x=f(2, 4), constants={"n": i(2)})
+case("Unique", "y = Unique(x)", x=f(2, 3))
 case("Range", "y = Range(s, l, d)", s=np.array(0.3), d=np.array(0.7), constants={"l": np.array(3.0)})
 
 # -- matrix products -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_ops.gradient.registry import non_differentiable
 
-non_differentiable("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "NonMaxSuppression", "Unique", "SequenceLength")
+non_differentiable("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "NonMaxSuppression", "SequenceLength")
 non_differentiable("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf")
 non_differentiable("And", "Or", "Xor", "Not", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitCast")
 non_differentiable("Constant", "ConstantOfShape", "EyeLike")

@@ -298,3 +298,11 @@ def range_(c: Vjp) -> Grads:
         None,
         c.op("ReduceSum", c.op("Mul", c.dy(), steps), keepdims=0),
     )
+
+
+@vjp("Unique", inputs=(0,), limits="no axis")
+def unique(c: Vjp) -> Grads:
+    """Of equal elements the first one is the one that was taken."""
+    if "axis" in c.node.attributes:
+        raise c.fail("the attribute axis is not supported")
+    return (scatter_flat(c, c.x(0), c.y(1, ir.DataType.INT64), c.dy(), add=False),)

@@ -1,0 +1,168 @@
+"""Dropout with the mask of the same run, losses at their edges, 16-bit and mixed precision, embeddings on many threads."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import ort_ops
+from ort_ops.gradient import build_gradient_model
+from ort_ops.operators import REFERENCE_OPS
+
+GENERATOR = np.random.default_rng(7)
+
+
+def parse(text: str, opset: int = 18) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+
+
+def run(model: onnx.ModelProto, threads: int = 1, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    ort_ops.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    given = {value.name for value in session.get_inputs()}
+    results = session.run(None, {name: value for name, value in feeds.items() if name in given})
+    return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
+
+
+@pytest.mark.parametrize("outputs", ["y", "y, m"])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.5, 0.97])
+@pytest.mark.parametrize("given", ["constant", "input"])
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_dropout_in_training(outputs: str, ratio: float, given: str, kind: str) -> None:
+    """The gradient is 1 / (1 - ratio) exactly where the output of the same run is not zero."""
+    model = parse(f"""g ({kind}[40,30] x, float r, bool t) => (float loss, {kind}[40,30] y) {{
+        {outputs} = Dropout<seed=3>(x, r, t)  z = Cast<to=1>(y)  loss = ReduceSum<keepdims=0>(z) }}""")
+    feeds = {"r": np.array(ratio, np.float32), "t": np.array(True)}
+    if given == "constant":
+        del model.graph.input[1:]
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in feeds.items())
+    training = build_gradient_model(model, ["x"])
+    onnx.checker.check_model(training, full_check=True)
+    dtype = np.float16 if kind == "float16" else np.float32
+    results = run(training, x=np.ones((40, 30), dtype), **feeds)
+    kept = results["y"] != 0
+    assert results["x_grad"].dtype == dtype
+    np.testing.assert_array_equal(results["x_grad"] != 0, kept)
+    np.testing.assert_allclose(results["x_grad"][kept], 1 / (1 - ratio), rtol=1e-3 if kind == "float16" else 1e-6)
+    if 0 < ratio < 0.9:
+        assert 0 < kept.mean() < 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_dropout_that_is_switched_off_at_run_time(given: bool) -> None:
+    model = parse("""g (float[4,5] x, bool t) => (float loss) <float r = {0.5}> {
+        y = Dropout(x, r, t)  loss = ReduceSum<keepdims=0>(y) }""")
+    results = run(build_gradient_model(model, ["x"]), x=np.ones((4, 5), np.float32), t=np.array(given))
+    assert set(np.unique(results["x_grad"])) <= ({0.0, 2.0} if given else {1.0})
+
+
+def test_dropout_defaults_to_a_half() -> None:
+    model = parse("""g (float[40,5] x) => (float loss) <bool t = {1}> {
+        y = Dropout(x, , t)  loss = ReduceSum<keepdims=0>(y) }""")
+    results = run(build_gradient_model(model, ["x"]), x=np.ones((40, 5), np.float32))
+    assert set(np.unique(results["x_grad"])) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("declared", ["loss", "loss, p"])
+def test_rows_whose_label_is_ignored_have_no_gradient(reduction: str, declared: str) -> None:
+    model = parse(f"""g (float[4,5] x, int64[4] l) => (float loss) {{
+        {declared} = SoftmaxCrossEntropyLoss<reduction="{reduction}", ignore_index=-100>(x, l) }}""")
+    training = build_gradient_model(model, ["x"])
+    x, labels = GENERATOR.standard_normal((4, 5)).astype(np.float32), np.array([1, -100, 4, -100])
+    gradient = run(training, x=x, l=labels)["x_grad"]
+    np.testing.assert_array_equal(gradient[[1, 3]], 0)
+    soft = np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(axis=1, keepdims=True)
+    expected = (soft - np.eye(5)[labels % 5])[[0, 2]] / (2 if reduction == "mean" else 1)
+    np.testing.assert_allclose(gradient[[0, 2]], expected, rtol=0, atol=1e-6)
+
+
+def test_a_batch_whose_labels_are_all_ignored_has_a_gradient_of_zeros() -> None:
+    """The loss itself is 0 / 0, and runtimes differ about it; the gradient is zero, as PyTorch's."""
+    model = parse("""g (float[3,5] x, int64[3] l) => (float loss) {
+        loss = SoftmaxCrossEntropyLoss<ignore_index=-100>(x, l) }""")
+    x = GENERATOR.standard_normal((3, 5)).astype(np.float32)
+    gradient = run(build_gradient_model(model, ["x"]), x=x, l=np.full(3, -100))["x_grad"]
+    np.testing.assert_array_equal(gradient, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_an_embedding_that_repeats_one_row_loses_nothing_on_many_threads(threads: int) -> None:
+    model = parse("""g (int64[n] i, float[n,64] dy) => (float loss) <float[50,64] w> {
+        y = Gather(w, i)  z = Mul(y, dy)  loss = ReduceSum<keepdims=0>(z) }""".replace("<float[50,64] w>", ""))
+    weight = GENERATOR.standard_normal((50, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    indices = GENERATOR.integers(-5, 5, 20000)
+    dy = GENERATOR.integers(-4, 5, (20000, 64)).astype(np.float32)  # sums of these are exact
+    expected = np.zeros((50, 64))
+    np.add.at(expected, indices % 50, dy)
+    training = build_gradient_model(model, ["w"])
+    assert sum(node.op_type.startswith("Scatter") for node in training.graph.node) == 1
+    for _ in range(3):
+        np.testing.assert_array_equal(run(training, threads, i=indices, dy=dy, w=weight)["w_grad"], expected)
+
+
+HALF = """g ({kind}[2,3,8] x, {kind}[8,8] w, {kind}[8] b, {kind}[8] gamma) => (float loss) {{
+    a = MatMul(x, w)  h = Add(a, b)  t = Tanh(h)  n = LayerNormalization(t, gamma)  r = Add(n, x)  s = Softmax(r)
+    wide = Cast<to=1>(s)  sq = Mul(wide, wide)  loss = ReduceSum<keepdims=0>(sq) }}"""
+
+
+@pytest.mark.parametrize(("kind", "dtype", "bits"), [("float16", np.float16, 11), ("bfloat16", ml_dtypes.bfloat16, 8)])
+def test_16_bit_models_keep_each_gradient_in_its_tensors_type(kind: str, dtype: np.dtype, bits: int) -> None:
+    names = ["x", "w", "b", "gamma"]
+    shapes = {"x": (2, 3, 8), "w": (8, 8), "b": (8,), "gamma": (8,)}
+    feeds = {name: (GENERATOR.standard_normal(shape) / 2).astype(dtype) for name, shape in shapes.items()}
+    training = build_gradient_model(parse(HALF.format(kind=kind)), names)
+    onnx.checker.check_model(training, full_check=True)
+    wide = build_gradient_model(parse(HALF.format(kind="double").replace("to=1", "to=11").replace("float loss", "double loss")), names)
+    expected = ReferenceEvaluator(wide).run(None, {name: value.astype(np.float64) for name, value in feeds.items()})[1:]
+    if kind == "float16":
+        results = list(run(training, **feeds).values())[1:]
+    else:  # ONNX Runtime's CPU kernels do not know bfloat16
+        results = ReferenceEvaluator(training, new_ops=list(REFERENCE_OPS)).run(None, feeds)[1:]
+    for name, gradient, reference in zip(names, results, expected, strict=True):
+        assert gradient.dtype == dtype, name
+        # a chain of some ten roundings to this many bits
+        atol = 10 * 2.0**-bits * np.abs(reference).max()
+        np.testing.assert_allclose(gradient.astype(np.float64), reference, rtol=0, atol=atol, err_msg=name)
+
+
+def test_mixed_precision_casts_the_gradient_back() -> None:
+    model = parse("""g (float[2,4] x, float[4,4] w) => (float loss) {
+        xh = Cast<to=10>(x)  wh = Cast<to=10>(w)  y = MatMul(xh, wh)  z = Cast<to=1>(y)  loss = ReduceSum<keepdims=0>(z) }""")
+    x, w = GENERATOR.standard_normal((2, 4)).astype(np.float32), GENERATOR.standard_normal((4, 4)).astype(np.float32)
+    results = run(build_gradient_model(model, ["x", "w"]), x=x, w=w)
+    assert results["w_grad"].dtype == np.float32
+    np.testing.assert_allclose(results["w_grad"], np.repeat(x.sum(axis=0)[:, None], 4, axis=1), rtol=5e-3, atol=5e-3)
+
+
+def test_integers_and_shapes_on_the_side_get_no_gradient_nodes() -> None:
+    """An attention mask, a scale computed from a shape, an ArgMax used as a feature: all constants."""
+    model = parse("""g (float[2,3,3] x, int64[2,3] mask, float[3] w) => (float loss) {
+        axis = Constant<value_ints=[1]>()  m = Unsqueeze(mask, axis)  f = Cast<to=1>(m)  one = Constant<value_float=1.0>()
+        inv = Sub(one, f)  low = Constant<value_float=-10000.0>()  bias = Mul(inv, low)
+        last = Shape<start=2>(x)  d = Cast<to=1>(last)  root = Sqrt(d)
+        y = Mul(x, w)  s = Div(y, root)  t = Add(s, bias)  p = Softmax(t)
+        best = ArgMax<axis=2>(y)  feature = Cast<to=1>(best)  q = Mul(p, feature)  loss = ReduceSum<keepdims=0>(q) }""")
+    training = build_gradient_model(model, ["w"])
+    forward = {name for node in model.graph.node for name in node.output}
+    backward = [node for node in training.graph.node if not set(node.output) & forward]
+    assert not [node for node in backward if node.op_type in ("Cast", "ArgMax", "Shape")]
+    x, w = GENERATOR.standard_normal((2, 3, 3)).astype(np.float32), np.array([1, 2, 3], np.float32)
+    mask = np.array([[1, 1, 1], [1, 1, 0]])
+    gradient = run(training, x=x, w=w, mask=mask)["w_grad"]
+
+    def loss(w: np.ndarray) -> float:
+        y = x.astype(np.float64) * w
+        t = y / np.sqrt(3) + (1 - mask[:, None]) * -1e4
+        p = np.exp(t - t.max(-1, keepdims=True))
+        return float((p / p.sum(-1, keepdims=True) * np.argmax(y, 2)[:, :, None]).sum())
+
+    expected = [(loss(w + 1e-6 * unit) - loss(w - 1e-6 * unit)) / 2e-6 for unit in np.eye(3)]
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5)
