@@ -34,23 +34,25 @@ def build_gradient_model(
     """Build the model that computes the loss and its gradients.
 
     Args:
-        model: the forward model, or the path of its file. It has an output `loss` with one element. It is not changed.
-            Tensors in external files stay there and are not read (but for small ones that shapes depend on).
-        requires_grad: names of the tensors to differentiate by: initializers, outputs of Constant nodes, or floating-point
-            graph inputs. By default every floating-point initializer that reaches the loss.
+        model: the forward model, or the path of its file. It has an output `loss` with one element. It is not
+            changed. Tensors in external files stay there and are not read (but for small ones that shapes
+            depend on).
+        requires_grad: names of the tensors to differentiate by: initializers, outputs of Constant nodes, or
+            floating-point graph inputs. By default every floating-point initializer that reaches the loss.
         loss: name of the loss among the graph's outputs.
 
     Returns:
-        A model with the initializers of `requires_grad` as graph inputs of the same names, after the original inputs, and
-        with the original outputs followed by `<name>_grad` for each name, of that tensor's shape and type. LayerNorms are
-        differentiated by `ai.onnx.contrib::AddLayerNormGrad`, whose body the model carries as a function: it runs faster
-        with the plugin registered, and also without. The default opset is that of `model`, raised to 18 if it is older;
-        the IR version is 10. If the model itself uses the name `<name>_grad` for an input, output or initializer, a
-        number is put behind the gradient's name.
+        A model with the initializers of `requires_grad` as graph inputs of the same names, after the original
+        inputs, and with the original outputs followed by `<name>_grad` for each name, of that tensor's shape
+        and type. LayerNorms are differentiated by `ai.onnx.contrib::AddLayerNormGrad`, whose body the model
+        carries as a function: it runs faster with the plugin registered, and also without. The default opset
+        is that of `model`, raised to 18 if it is older; the IR version is 10. If the model itself uses the
+        name `<name>_grad` for an input, output or initializer, a number is put behind the gradient's name.
 
     Raises:
-        GradientError: unknown, unreachable or not floating-point names; a loss that is missing or not a scalar; operators
-            without a rule (all of them are listed); a model that the checker refuses or that already has gradients.
+        GradientError: unknown, unreachable or not floating-point names; a loss that is missing or not a
+            scalar; operators without a rule (all of them are listed); a model that the checker refuses or
+            that already has gradients.
     """
     ir_model = _read(model)
     original = list(ir_model.graph.initializers)
@@ -79,7 +81,7 @@ def build_gradient_model(
     return operators.embed_functions(ir.to_proto(ir_model))
 
 
-# -- reading the model ---------------------------------------------------------------------------------------------------
+# -- reading the model ---------------------------------------------------------------------------------------
 
 
 def _read(model: onnx.ModelProto | str | os.PathLike[str]) -> ir.Model:
@@ -95,7 +97,9 @@ def _read(model: onnx.ModelProto | str | os.PathLike[str]) -> ir.Model:
     try:
         onnx.checker.check_model(data_free_proto(ir_model))
     except onnx.checker.ValidationError as error:
-        raise GradientError(f"onnx's checker refuses the model: {error}; mend it before building gradients") from error
+        raise GradientError(
+            f"onnx's checker refuses the model: {error}; mend it before building gradients"
+        ) from error
     for value in list(ir_model.graph.inputs):
         if value.is_initializer():
             ir_model.graph.inputs.remove(value)
@@ -106,8 +110,11 @@ def _from_proto(proto: onnx.ModelProto) -> ir.Model:
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir wraps whatever it stumbles over in exceptions of its own
-        raise GradientError(f"the model cannot be read: {error.__cause__ or error}; check it with onnx.checker") from error
-    # A tensor of onnx_ir is a view of the caller's message, and renaming a value renames it: put a layer in between.
+        raise GradientError(
+            f"the model cannot be read: {error.__cause__ or error}; check it with onnx.checker"
+        ) from error
+    # A tensor of onnx_ir is a view of the caller's message, and renaming a value renames it: put a layer in
+    # between.
     for value in model.graph.initializers.values():
         if value.const_value is not None:
             value.const_value = _view(value.const_value)
@@ -130,8 +137,8 @@ def _check_external_files(model: ir.Model, folder: Path) -> None:
     missing = sorted(location for location in locations if not (folder / location).is_file())
     if missing:
         raise GradientError(
-            f"the model's tensors are in {', '.join(map(repr, missing))}, which is not in its folder {str(folder)!r}; "
-            "put the file there"
+            f"the model's tensors are in {', '.join(map(repr, missing))}, which is not in its "
+            f"folder {str(folder)!r}; put the file there"
         )
 
 
@@ -139,11 +146,12 @@ def _refuse_gradient_model(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if node.domain != "" and node.op_type.endswith("Grad"):
             raise GradientError(
-                f"the model already has gradients: it contains {describe(node)}; pass the forward model instead"
+                f"the model already has gradients: it contains {describe(node)}; "
+                "pass the forward model instead"
             )
 
 
-# -- the parameters ------------------------------------------------------------------------------------------------------
+# -- the parameters ------------------------------------------------------------------------------------------
 
 
 def _default_names(model: ir.Model, original: Iterable[str], loss: str) -> list[str]:
@@ -161,20 +169,24 @@ def _check_names(graph: ir.Graph, names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         near = {name: difflib.get_close_matches(name, [str(key) for key in known], n=1) for name in unknown}
-        hints = [f"{name!r}" + (f" (did you mean {close[0]!r}?)" if close else "") for name, close in near.items()]
+        hints = [
+            f"{name!r}" + (f" (did you mean {close[0]!r}?)" if close else "") for name, close in near.items()
+        ]
         raise GradientError(
-            f"requires_grad names {', '.join(hints)}, which is no initializer or input of the graph; take the names from "
-            "[tensor.name for tensor in model.graph.initializer]"
+            f"requires_grad names {', '.join(hints)}, which is no initializer or input of the graph; "
+            "take the names from [tensor.name for tensor in model.graph.initializer]"
         )
     doubled = sorted({name for name in names if list(names).count(name) > 1})
     if doubled:
-        raise GradientError(f"requires_grad names {', '.join(map(repr, doubled))} more than once; name each tensor once")
+        raise GradientError(
+            f"requires_grad names {', '.join(map(repr, doubled))} more than once; name each tensor once"
+        )
     wrong = [name for name in names if known[name].dtype not in FLOATS]
     if wrong:
         listed = ", ".join(f"{name!r} ({_type_name(known[name])})" for name in wrong)
         raise GradientError(
-            f"requires_grad names {listed}, but only float, double, float16 and bfloat16 tensors have gradients; take "
-            "it out of requires_grad"
+            f"requires_grad names {listed}, but only float, double, float16 and bfloat16 tensors have "
+            "gradients; take it out of requires_grad"
         )
 
 
@@ -192,7 +204,10 @@ def _make_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _keep_reachable(
-    model: ir.Model, loss: ir.Value, parameters: Sequence[ir.Value], tensors: dict[str, ir.TensorProtocol]
+    model: ir.Model,
+    loss: ir.Value,
+    parameters: Sequence[ir.Value],
+    tensors: dict[str, ir.TensorProtocol | None],
 ) -> list[ir.Value]:
     """The parameters that reach the loss; the others become initializers again."""
     reached = reachable(model.graph, model.opset_imports, loss, parameters)
@@ -203,14 +218,16 @@ def _keep_reachable(
             model.graph.register_initializer(value)
     if not reached:
         raise GradientError(
-            f"no floating-point initializer reaches the loss {loss.name!r}, so there is nothing to differentiate by; "
-            "name tensors in requires_grad (outputs of Constant nodes and inputs of the graph are allowed)"
+            f"no floating-point initializer reaches the loss {loss.name!r}, so there is nothing to "
+            "differentiate by; name tensors in requires_grad (outputs of Constant nodes and inputs of the "
+            "graph are allowed)"
         )
     return reached
 
 
 def _expand_what_has_no_rule(model: ir.Model, loss: ir.Value, parameters: Sequence[ir.Value]) -> None:
-    """Nodes on the way that the standard defines by others become those, until all have rules or nothing is left to do."""
+    """Nodes on the way that the standard defines by others become those, until all have rules or nothing is
+    left to do."""
     while True:
         paths = Paths(model.graph, model.opset_imports, loss, parameters)
         if not passes.expand_functions(model, paths.blocking):
@@ -220,7 +237,7 @@ def _expand_what_has_no_rule(model: ir.Model, loss: ir.Value, parameters: Sequen
             passes.infer_shapes(model)
 
 
-# -- the loss and the names ----------------------------------------------------------------------------------------------
+# -- the loss and the names ----------------------------------------------------------------------------------
 
 
 def _checked_loss(graph: ir.Graph, name: str) -> ir.Value:
@@ -233,12 +250,13 @@ def _checked_loss(graph: ir.Graph, name: str) -> ir.Value:
         raise GradientError(f"the loss {name!r} must be a floating-point tensor; it is {_type_name(loss)}")
     if loss.shape is None:
         raise GradientError(
-            f"the loss {name!r} must be a scalar, but its shape is not known; declare it as an output of shape []"
+            f"the loss {name!r} must be a scalar, but its shape is not known; "
+            "declare it as an output of shape []"
         )
     if any(size != 1 for size in loss.shape):
         raise GradientError(
-            f"the loss {name!r} must be a scalar; its shape is {loss.shape}. Reduce it in the model, for example with "
-            "ReduceMean"
+            f"the loss {name!r} must be a scalar; its shape is {loss.shape}. Reduce it in the model, "
+            "for example with ReduceMean"
         )
     return loss
 

@@ -1,6 +1,9 @@
-"""The page that says which operators can be differentiated, made from the registry so that it cannot be out of date."""
+"""The page that says which operators can be differentiated, made from the registry so that it cannot be out
+of date."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnx
 
@@ -9,10 +12,10 @@ from ort_ops.gradient.registry import Rule, all_rules
 
 _INTRODUCTION = """# Operators that can be differentiated
 
-Made by `python -m ort_ops.gradient.documentation` from the table of rules. Models below opset 18 are raised to it first, so
-every older form of an operator is covered by its rule. "Through its definition": the standard defines the operator by others,
-which have rules. Operators that are not listed have no rule; a model with one of them between a parameter and the loss is
-refused with a message that names every such node.
+Made by `python -m ort_ops.gradient.documentation` from the table of rules. Models below opset 18 are raised
+to it first, so every older form of an operator is covered by its rule. "Through its definition": the standard
+defines the operator by others, which have rules. Operators that are not listed have no rule; a model with one
+of them between a parameter and the loss is refused with a message that names every such node.
 
 | operator | how | since opset | limits |
 | --- | --- | --- | --- |
@@ -25,10 +28,13 @@ def operator_table() -> str:
     """The page, in Markdown."""
     rows = {(rule.domain, rule.op_type, rule.since): _row(rule) for rule in all_rules()}
     listed = {(domain, name) for domain, name, _ in rows}
-    for schema in onnx.defs.get_all_schemas():
+    schemas: Any = onnx.defs.get_all_schemas()
+    for schema in schemas:
         defined = schema.has_function or schema.has_context_dependent_function
         if schema.domain == "" and defined and ("", schema.name) not in listed and not schema.deprecated:
-            rows["", schema.name, 0] = f"| {schema.name} | through its definition | {schema.since_version} | |"
+            rows["", schema.name, 0] = (
+                f"| {schema.name} | through its definition | {schema.since_version} | |"
+            )
     return _INTRODUCTION + "\n".join(rows[key] for key in sorted(rows)) + "\n"
 
 

@@ -1,8 +1,9 @@
-"""Reverse-mode differentiation of one ONNX graph: what every operator needs is here, once, so that rules need not.
+"""Reverse-mode differentiation of one ONNX graph: what every operator needs is here, once, so that rules need
+not.
 
-In order: find the nodes between the parameters and the loss; refuse if one of them has no rule, naming all of them;
-walk them backwards, each after all its readers; sum what reaches each value, once; call the node's rule; sum away the axes
-along which an input was broadcast; at the end drop every new node that nobody reads.
+In order: find the nodes between the parameters and the loss; refuse if one of them has no rule, naming all of
+them; walk them backwards, each after all its readers; sum what reaches each value, once; call the node's
+rule; sum away the axes along which an input was broadcast; at the end drop every new node that nobody reads.
 
 The gradient of a value always has that value's shape and type.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Union
 
 import numpy as np
 import onnx_ir as ir
@@ -20,10 +20,11 @@ from ort_ops.gradient.emitter import Emitter
 from ort_ops.gradient.errors import GradientError
 from ort_ops.gradient.paths import FLOATS, Paths, captured, describe
 
-Sizes = Union[ir.Value, Sequence[int]]
+Sizes = ir.Value | Sequence[int]
 """An int64 vector: a value of the graph or its contents."""
 
-Dims = Union[ir.Shape, Sequence[Union[int, ir.SymbolicDim]]]
+Dims = ir.Shape | Sequence[int | ir.SymbolicDim]
+"""A shape, or part of one."""
 
 
 class Vjp:
@@ -58,7 +59,8 @@ class Vjp:
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def y(self, index: int = 0, dtype: ir.DataType | None = None) -> ir.Value:
-        """Output `index`; an optional output that the model left out is added to the node, with type `dtype`."""
+        """Output `index`; an optional output that the model left out is added to the node, with type
+        `dtype`."""
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
         value = self.node.outputs[index]
@@ -85,7 +87,8 @@ class Vjp:
         return value is not None and value in self._walk.paths.carries
 
     def absorb(self, index: int) -> ir.Value | None:
-        """Take over the gradient that reached input `index` so far, if any: the rule adds it into what it returns."""
+        """Take over the gradient that reached input `index` so far, if any: the rule adds it into what it
+        returns."""
         return self._walk.take(self.x(index))
 
     @property
@@ -117,8 +120,9 @@ class Vjp:
         """Rank of `value`; a GradientError if shape inference could not tell it."""
         if value.shape is None:
             raise GradientError(
-                f"{describe(self.node)}: the rank of {value.name!r} must be known to differentiate this node, and shape "
-                "inference could not tell it; give the model's inputs shapes, or add a value_info for it"
+                f"{describe(self.node)}: the rank of {value.name!r} must be known to differentiate this "
+                "node, and shape inference could not tell it; give the model's inputs shapes, or add a "
+                "value_info for it"
             )
         return len(value.shape)
 
@@ -161,7 +165,9 @@ class Vjp:
         """Several int64 vectors as one; a constant if all are."""
         known = [_numbers(part) for part in parts]
         if all(numbers is not None for numbers in known):
-            return self.emit.ints(np.concatenate([numbers for numbers in known if numbers is not None]).tolist())
+            return self.emit.ints(
+                np.concatenate([numbers for numbers in known if numbers is not None]).tolist()
+            )
         return self.op("Concat", *parts, axis=0)
 
     def _arithmetic(self, op_type: str, function: np.ufunc, left: Sizes, right: Sizes) -> ir.Value:
@@ -171,7 +177,8 @@ class Vjp:
         return self.op(op_type, left, right)
 
     def sum_to(self, gradient: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
-        """`gradient`, of shape `source`, summed to the shape of `target`; for rules that broadcast only in part."""
+        """`gradient`, of shape `source`, summed to the shape of `target`; for rules that broadcast only in
+        part."""
         return self._walk.sum_to(gradient, source, target)
 
     def like(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
@@ -225,8 +232,8 @@ def differentiate(
     """Write the gradients of `loss` with respect to `parameters` and return them, in order.
 
     Args:
-        graph: the forward graph, sorted, with types and shapes inferred. Gets the new nodes and constants; forward nodes
-            may get optional outputs that their rule needs.
+        graph: the forward graph, sorted, with types and shapes inferred. Gets the new nodes and constants;
+            forward nodes may get optional outputs that their rule needs.
         opsets: version of each domain.
         loss: a value of the graph with one element.
         parameters: floating-point values that no node produces.
@@ -268,7 +275,8 @@ class _Walk:
             for producer in producers[node]:
                 readers[producer] += 1
 
-        # Nodes that absorb the gradient of another path come last among those that are ready, so that it is there.
+        # Nodes that absorb the gradient of another path come last among those that are ready, so that it is
+        # there.
         def priority(node: ir.Node) -> tuple[bool, int]:
             rule = self.paths.rules[node]
             return (rule is not None and rule.absorbs, -position[node])
@@ -294,7 +302,9 @@ class _Walk:
         targets = [
             (index, value)
             for index, value in enumerate(node.inputs)
-            if value is not None and value in self.paths.carries and (rule.inputs is None or index in rule.inputs)
+            if value is not None
+            and value in self.paths.carries
+            and (rule.inputs is None or index in rule.inputs)
         ]
         if rule.kind == "zero" or not any(self.reached(value) for value in node.outputs):
             return  # a value that nothing reaches has a gradient of zeros
@@ -302,7 +312,9 @@ class _Walk:
         self.emit.prefix = f"{node.name or node.op_type}_grad"
         gradients = rule.function(Vjp(self, node, self.paths.opsets.get(node.domain, 1)))
         surplus = gradients[len(node.inputs) :]
-        assert not any(surplus), f"the rule of {node.op_type} returned a gradient for an input that is not there"
+        assert not any(surplus), (
+            f"the rule of {node.op_type} returned a gradient for an input that is not there"
+        )
         for index, value in targets:
             gradient = gradients[index] if index < len(gradients) else None
             if gradient is None:
@@ -311,7 +323,8 @@ class _Walk:
                 gradient = self.sum_to(gradient, node.outputs[0].shape, value, like=node.outputs[0])
             self._contributions.setdefault(value, []).append(gradient)
 
-    # -- gradients of values -----------------------------------------------------------------------------------------
+    # -- gradients of values
+    # -----------------------------------------------------------------------------------------
 
     def reached(self, value: ir.Value) -> bool:
         return value in self._contributions
@@ -343,8 +356,9 @@ class _Walk:
     ) -> ir.Value:
         """Sum `gradient`, of shape `source`, to the shape of `target` that was broadcast to it.
 
-        `like`: a forward value of the shape of `gradient`, if there is one. Its shape is asked for then, because a runtime
-        knows more of it, and because ONNX Runtime takes unknown dims that a custom operator infers for -1.
+        `like`: a forward value of the shape of `gradient`, if there is one. Its shape is asked for then,
+        because a runtime knows more of it, and because ONNX Runtime takes unknown dims that a custom operator
+        infers for -1.
 
         The axes are worked out here if the shapes say enough, else when the model runs.
         """
@@ -369,7 +383,8 @@ class _Walk:
         return gradient
 
     def _sum_to_at_run_time(self, gradient: ir.Value, target: ir.Value, like: ir.Value) -> ir.Value:
-        """Sum over the axes where the shape of `target`, with ones put before it, differs from that of `gradient`."""
+        """Sum over the axes where the shape of `target`, with ones put before it, differs from that of
+        `gradient`."""
         op = self.emit.op
         shape = op("Shape", target)
         full = op("Shape", like)

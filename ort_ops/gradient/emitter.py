@@ -1,19 +1,21 @@
-"""Writes the nodes of the backward graph: fresh names, constants shared, the same computation never written twice.
+"""Writes the nodes of the backward graph: fresh names, constants shared, the same computation never written
+twice.
 
-Nodes are collected here and put into the graph by the driver at the end, when those that nobody reads have been dropped.
+Nodes are collected here and put into the graph by the driver at the end, when those that nobody reads have
+been dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
 
 import numpy as np
 import onnx_ir as ir
 
-Operand = Union[ir.Value, float, int, Sequence[int], np.ndarray, None]
-"""What `Emitter.op` accepts as an input: a value, nothing (an absent input), a number (a scalar constant of the type of
-the first value that is not boolean), or a sequence of integers (an int64 constant: axes, shapes, pads)."""
+Operand = ir.Value | float | int | Sequence[int] | np.ndarray | None
+"""What `Emitter.op` accepts as an input: a value, nothing (an absent input), a number (a scalar constant of
+the type of the first value that is not boolean), or a sequence of integers (an int64 constant: axes, shapes,
+pads)."""
 
 _BOOL_OUTPUT = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf".split())
 _INT64_OUTPUT = frozenset("Shape Size NonZero ArgMax ArgMin".split())
@@ -75,7 +77,10 @@ class Emitter:
         if key not in self._constants:
             tensor.name = self.names.numbered("grad_const")
             value = ir.Value(
-                name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+                name=tensor.name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(array.shape),
+                const_value=tensor,
             )
             self._constants[key] = value
             self.constants.append(value)
@@ -129,7 +134,12 @@ class Emitter:
             attributes: the node's attributes; None values are left out.
         """
         first = next(
-            (v.dtype for v in operands if isinstance(v, ir.Value) and v.dtype not in (None, ir.DataType.BOOL)), None
+            (
+                v.dtype
+                for v in operands
+                if isinstance(v, ir.Value) and v.dtype not in (None, ir.DataType.BOOL)
+            ),
+            None,
         )
         inputs = [self._value(operand, first) for operand in operands]
         while inputs and inputs[-1] is None:
@@ -139,7 +149,13 @@ class Emitter:
             shortcut = self._transpose(inputs[0], given["perm"])  # type: ignore[arg-type]
             if shortcut is not None:
                 return (shortcut,)
-        key = (domain, op_type, outputs, *map(id, inputs), *sorted((n, _hashable(v)) for n, v in given.items()))
+        key = (
+            domain,
+            op_type,
+            outputs,
+            *map(id, inputs),
+            *sorted((n, _hashable(v)) for n, v in given.items()),
+        )
         if key in self._written:
             return self._written[key]
         node = ir.node(op_type, inputs, given, domain=domain, num_outputs=outputs)  # type: ignore[arg-type]
@@ -193,8 +209,9 @@ class Emitter:
     def _transpose(self, value: ir.Value | None, perm: Sequence[int]) -> ir.Value | None:
         """A value that already holds the transposed `value`, if one is known without a further Transpose.
 
-        Exporters write a linear layer's weight as Transpose(W): its gradient would transpose back and forth. Two
-        transposes in a row become one or none, and the transpose of a Gemm is the Gemm of the swapped operands.
+        Exporters write a linear layer's weight as Transpose(W): its gradient would transpose back and forth.
+        Two transposes in a row become one or none, and the transpose of a Gemm is the Gemm of the swapped
+        operands.
         """
         assert value is not None
         if list(perm) == list(range(len(perm))):
@@ -202,7 +219,11 @@ class Emitter:
         producer = value.producer()
         if producer is None or producer.domain != "":
             return None
-        if producer.op_type == "Transpose" and "perm" in producer.attributes and producer.inputs[0] is not None:
+        if (
+            producer.op_type == "Transpose"
+            and "perm" in producer.attributes
+            and producer.inputs[0] is not None
+        ):
             inner = producer.attributes["perm"].as_ints()
             return self.op("Transpose", producer.inputs[0], perm=[inner[axis] for axis in perm])
         if producer.op_type == "Gemm" and len(producer.inputs) == 2 and producer in self._own_nodes:

@@ -70,11 +70,14 @@ class Paths:
         carries = set(self.parameters)
         for node in self.nodes:
             if any(value in carries for value in self.gradient_inputs(node)):
-                carries.update(value for value in node.outputs if value.dtype is None or value.dtype in FLOATS)
+                carries.update(
+                    value for value in node.outputs if value.dtype is None or value.dtype in FLOATS
+                )
         return carries
 
     def gradient_inputs(self, node: ir.Node) -> Iterator[ir.Value]:
-        """The inputs of `node` that a gradient can flow to; for a node without a rule, all, with what its bodies read."""
+        """The inputs of `node` that a gradient can flow to; for a node without a rule, all, with what its
+        bodies read."""
         rule = self.rules[node]
         if rule is not None and rule.kind == "not differentiable":
             return
@@ -133,8 +136,10 @@ class Paths:
             why = " (control flow whose result depends on a parameter)" if bodies(node) else ""
             lines.append(f"  {describe(node)}, opset {version}{why}, blocks {blocked}")
         raise GradientError(
-            f"no derivative rule for {len(self.blocking)} node{'s' if len(self.blocking) > 1 else ''} between the parameters and "
-            f"the loss {self.loss.name!r}:\n" + "\n".join(lines) + "\nTake the blocked parameters out of requires_grad, "
+            f"no derivative rule for {len(self.blocking)} node{'s' if len(self.blocking) > 1 else ''} "
+            f"between the parameters and the loss {self.loss.name!r}:\n"
+            + "\n".join(lines)
+            + "\nTake the blocked parameters out of requires_grad, "
             "write the model with other operators, or add a rule (ort_ops/gradient/registry.py says how)"
         )
 

@@ -5,7 +5,8 @@ An operator is in one of four states, and each has its own behaviour:
 * a **rule** (`@vjp`): a function that returns the gradients of the node's inputs;
 * **zero** (`zero_gradient`): piecewise constant, so the gradient is zero wherever it exists (Floor, Sign);
 * **not differentiable** (`non_differentiable`): no gradient flows through it (Shape, ArgMax, comparisons);
-* unknown: **no rule**, which the driver reports as an error if the node lies between a parameter and the loss.
+* unknown: **no rule**, which the driver reports as an error if the node lies between a parameter and the
+loss.
 
 Writing a rule
 --------------
@@ -16,28 +17,30 @@ gradient as a value, or None where no gradient flows to that input::
     def mul(c: Vjp) -> Grads:
         return c.op("Mul", c.dy(), c.x(1)), c.op("Mul", c.dy(), c.x(0))
 
-The driver does the rest, once for all rules: it calls a rule only if the node lies on a path from a parameter to the
-loss, drops what nobody asked for, sums contributions, sums away broadcast axes when `broadcasts` is set (the rule then
-returns gradients of the *output's* shape), and fills in absent output gradients. So a rule never looks at which inputs
-are trainable (except to avoid work that pruning cannot remove), never accumulates and never undoes broadcasting.
+The driver does the rest, once for all rules: it calls a rule only if the node lies on a path from a parameter
+to the loss, drops what nobody asked for, sums contributions, sums away broadcast axes when `broadcasts` is
+set (the rule then returns gradients of the *output's* shape), and fills in absent output gradients. So a rule
+never looks at which inputs are trainable (except to avoid work that pruning cannot remove), never accumulates
+and never undoes broadcasting.
 
-Rules see opset 18 or newer: older models are raised first (passes/upgrade_opset.py). `since` tells two forms of one
-operator apart where a later opset changed its meaning.
+Rules see opset 18 or newer: older models are raised first (passes/upgrade_opset.py). `since` tells two forms
+of one operator apart where a later opset changed its meaning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 if TYPE_CHECKING:
     from ort_ops.gradient.driver import Vjp
 
-Grads = Sequence[Optional[ir.Value]]
-"""What a rule returns: one gradient per input, None where there is none; missing ones at the end count as None."""
+Grads = Sequence[ir.Value | None]
+"""What a rule returns: one gradient per input, None where there is none; missing ones at the end count as
+None."""
 
 RuleFunction = Callable[["Vjp"], Grads]
 
@@ -54,9 +57,10 @@ class Rule:
         kind: "rule", "zero" or "not differentiable".
         since: first opset version of the operator's domain whose form the rule understands.
         inputs: indices of the inputs that a gradient can flow to; None means every floating-point input.
-        broadcasts: the rule returns gradients of the output's shape; the driver sums them to each input's shape.
-        absorbs: the rule can add a gradient of its first input that came by another way (`Vjp.absorb`), so the driver
-            handles such nodes as late as the graph allows.
+        broadcasts: the rule returns gradients of the output's shape; the driver sums them to each input's
+            shape.
+        absorbs: the rule can add a gradient of its first input that came by another way (`Vjp.absorb`), so
+            the driver handles such nodes as late as the graph allows.
         limits: what the rule does not cover, in words, for the documentation.
     """
 

@@ -2,11 +2,12 @@
 
 One file per pass. `prepare` runs them in the order that they need each other:
 
-1. `inline_functions`: functions that the model brings along become plain nodes, so that all later passes see them;
+1. `inline_functions`: functions that the model brings along become plain nodes, so that all later passes see
+   them;
 2. `upgrade_opset`: to opset 18 at least, so that nobody later needs to know older forms of an operator;
 3. `infer_shapes`: types and shapes, which the next ones read;
-4. `fold_constants`: shapes computed in the graph become constants, an If with a constant condition becomes its branch; may
-   uncover more shapes, so they are inferred again;
+4. `fold_constants`: shapes computed in the graph become constants, an If with a constant condition becomes
+   its branch; may uncover more shapes, so they are inferred again;
 5. `fuse_layer_norm`: needs constant axes and known ranks.
 
 `expand_functions` comes after them, when differentiation knows which nodes it has no rule for.

@@ -1,8 +1,8 @@
 """Handing a model to functions of the onnx package without its large tensors.
 
-Those functions copy the model through a protobuf message, which cannot be larger than 2 GB and costs time and memory below
-that. None of them needs the contents of weights: only small tensors (axes, shapes, scales) are passed on as initializers,
-the others as graph inputs of the same type and shape.
+Those functions copy the model through a protobuf message, which cannot be larger than 2 GB and costs time and
+memory below that. None of them needs the contents of weights: only small tensors (axes, shapes, scales) are
+passed on as initializers, the others as graph inputs of the same type and shape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import onnx
 import onnx_ir as ir
 
 SMALL_BYTES = 1024
-"""Tensors up to this size keep their contents: far more than the largest list of axes or pads, far less than a weight."""
+"""Tensors up to this size keep their contents: far more than the largest list of axes or pads, far less than
+a weight."""
 
 
 def data_free_proto(model: ir.Model) -> onnx.ModelProto:
@@ -56,7 +57,7 @@ def without_data(model: ir.Model, convert: Callable[[onnx.ModelProto], onnx.Mode
         if name not in inputs and value in graph.inputs:
             graph.inputs.remove(value)
         value.const_value = original.const_value
-        value.dtype, value.shape = original.dtype, original.shape
+        value.type, value.shape = original.type, original.shape
         if name not in graph.initializers:
             graph.initializers.add(value)
     return converted

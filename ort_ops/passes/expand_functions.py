@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -12,9 +13,11 @@ _DOMAIN = "ort_ops.expanded"
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
-    """Replace, in place, those of `nodes` that have a function body in the standard; returns whether any has one.
+    """Replace, in place, those of `nodes` that have a function body in the standard; returns whether any has
+    one.
 
-    The body is chosen for the model's opset and for the node's types and attributes; types must have been inferred.
+    The body is chosen for the model's opset and for the node's types and attributes; types must have been
+    inferred.
     """
     expanded = False
     for number, node in enumerate(nodes):
@@ -25,7 +28,7 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
         body.domain, body.overload = _DOMAIN, str(number)
         del body.opset_import[:]
         body.opset_import.append(onnx.helper.make_opsetid("", model.opset_imports[""]))
-        function = ir.from_proto(body)
+        function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
         node.domain, node.overload = _DOMAIN, str(number)
         expanded = True
@@ -35,6 +38,7 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
 
 
 def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
+    schema: Any
     if node.domain != "":
         return None
     try:
@@ -60,7 +64,8 @@ def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
 
 
 def _drop_unmade_outputs(body: onnx.FunctionProto, count: int) -> None:
-    """Outputs that the node leaves out are named by the body all the same, but not always made, or made without a name."""
+    """Outputs that the node leaves out are named by the body all the same, but not always made, or made
+    without a name."""
     nodes = [inner for inner in body.node if any(inner.output)]
     del body.node[:]
     body.node.extend(nodes)

@@ -1,4 +1,5 @@
-"""What can be computed now is computed now: shapes above all, and the branch of an If with a constant condition."""
+"""What can be computed now is computed now: shapes above all, and the branch of an If with a constant
+condition."""
 
 from __future__ import annotations
 
@@ -10,8 +11,12 @@ LARGEST_ELEMENTS = 1024
 
 
 def fold_constants(model: ir.Model) -> bool:
-    """Fold constants in place; returns whether anything changed. Trainable tensors are graph inputs and stay."""
+    """Fold constants in place; returns whether anything changed. Trainable tensors are graph inputs and
+    stay."""
     result = optimizer.fold_constants(
-        model, onnx_shape_inference=True, input_size_limit=LARGEST_ELEMENTS, output_size_limit=LARGEST_ELEMENTS
+        model,
+        onnx_shape_inference=True,
+        input_size_limit=LARGEST_ELEMENTS,
+        output_size_limit=LARGEST_ELEMENTS,
     )
     return bool(result.modified)

@@ -1,15 +1,17 @@
 """LayerNorms written out in basic operators become LayerNormalization.
 
-Exporters write them out below opset 17, Paddle's and TensorFlow's ones always. As one node they are differentiated as one
-node. Cases that are recognised, each with a scale, each only if it is exactly a LayerNorm:
+Exporters write them out below opset 17, Paddle's and TensorFlow's ones always. As one node they are
+differentiated as one node. Cases that are recognised, each with a scale, each only if it is exactly a
+LayerNorm:
 
-1. d / sqrt(mean(d^2) + eps) * scale with d = x - mean(x): d^2 as Pow or Mul, the division as Div or as Mul with Reciprocal;
+1. d / sqrt(mean(d^2) + eps) * scale with d = x - mean(x): d^2 as Pow or Mul, the division as Div or as Mul
+   with Reciprocal;
 2. the same plus a bias, by joining an Add of a bias of the scale's shape to case 1;
 3. x * s + (bias - mean * s) with s = scale / sqrt(var + eps), as TensorFlow's batch_normalization writes it.
 
-Exactly a LayerNorm means: the mean and the variance are taken over the same trailing axes, epsilon is a constant, scale and
-bias have the shape of those axes, and nothing else reads the values in between. float16 is left alone: LayerNormalization
-computes its statistics in float32, so the results would change.
+Exactly a LayerNorm means: the mean and the variance are taken over the same trailing axes, epsilon is a
+constant, scale and bias have the shape of those axes, and nothing else reads the values in between. float16
+is left alone: LayerNormalization computes its statistics in float32, so the results would change.
 """
 
 from __future__ import annotations

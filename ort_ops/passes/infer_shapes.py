@@ -1,7 +1,8 @@
 """Types and shapes of all values, inferred by onnx.
 
-onnx knows nothing of the operators that ONNX Runtime's optimizer writes (domain com.microsoft). They are replaced, in the
-copy that is inferred and nowhere else, by standard operators whose outputs have the same types and shapes.
+onnx knows nothing of the operators that ONNX Runtime's optimizer writes (domain com.microsoft). They are
+replaced, in the copy that is inferred and nowhere else, by standard operators whose outputs have the same
+types and shapes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ort_ops.passes.errors import PassError
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fill in the types and shapes of the model's values, in place; what is known already is only made more precise.
+    """Fill in the types and shapes of the model's values, in place; what is known already is only made more
+    precise.
 
     Raises:
         PassError: two operators disagree about a type or shape.
@@ -24,7 +26,9 @@ def infer_shapes(model: ir.Model) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        raise PassError(f"the types or shapes of the model's operators do not fit together: {error}") from error
+        raise PassError(
+            f"the types or shapes of the model's operators do not fit together: {error}"
+        ) from error
     known = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
     for node in model.graph:
         for value in node.outputs:
@@ -44,14 +48,20 @@ def _refine(value: ir.Value, found: onnx.TypeProto) -> None:
 def _knows_more(new: ir.Shape, old: ir.Shape | None) -> bool:
     if old is None or len(old) != len(new):
         return old is None
-    return any(not isinstance(was, int) and (isinstance(now, int) or was.value is None) for now, was in zip(new, old, strict=True))
+    return any(
+        not isinstance(was, int) and (isinstance(now, int) or was.value is None)
+        for now, was in zip(new, old, strict=True)
+    )
 
 
 RUNTIME_DOMAIN = "com.microsoft"
 
 
 def _put_stand_ins(proto: onnx.ModelProto) -> None:
-    if not any(node.domain == RUNTIME_DOMAIN or node.op_type == "SimplifiedLayerNormalization" for node in proto.graph.node):
+    if not any(
+        node.domain == RUNTIME_DOMAIN or node.op_type == "SimplifiedLayerNormalization"
+        for node in proto.graph.node
+    ):
         return
     nodes = [stand_in for node in proto.graph.node for stand_in in _stand_ins(node)]
     del proto.graph.node[:]
@@ -59,7 +69,8 @@ def _put_stand_ins(proto: onnx.ModelProto) -> None:
 
 
 def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Standard nodes whose outputs have the types and shapes of the node's; the node itself where none are known."""
+    """Standard nodes whose outputs have the types and shapes of the node's; the node itself where none are
+    known."""
     make = onnx.helper.make_node
     inputs, outputs = list(node.input), list(node.output)
     if node.op_type == "SimplifiedLayerNormalization":

@@ -19,6 +19,8 @@ def inline_functions(model: ir.Model) -> ir.Model:
     if not model.functions:
         return model
     try:
-        return without_data(model, lambda proto: onnx.inliner.inline_local_functions(proto, convert_version=True))
+        return without_data(
+            model, lambda proto: onnx.inliner.inline_local_functions(proto, convert_version=True)
+        )
     except RuntimeError as error:
         raise PassError(f"the model's own functions cannot be inlined: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Union
 
 import onnx
 import onnx.version_converter
@@ -32,8 +31,8 @@ def upgrade_opset(model: ir.Model, oldest: int) -> ir.Model:
         upgraded = without_data(model, lambda proto: onnx.version_converter.convert_version(proto, oldest))
     except RuntimeError as error:
         raise PassError(
-            f"the model cannot be raised from opset {version} to {oldest}, the oldest that gradients are built for: "
-            f"{error}; export it with opset_version={oldest} or newer"
+            f"the model cannot be raised from opset {version} to {oldest}, the oldest that "
+            f"gradients are built for: {error}; export it with opset_version={oldest} or newer"
         ) from error
     for node in list(upgraded.graph.all_nodes()):
         form = old_forms.get(_key(node.op_type, node))
@@ -44,11 +43,12 @@ def upgrade_opset(model: ir.Model, oldest: int) -> ir.Model:
 
 
 Mend = Callable[[ir.Node], None]
-Key = tuple[str, Union[str, None]]
+Key = tuple[str, str | None]
 
 
 def _key(op_type: str, node: ir.Node) -> Key:
-    """What tells a node from others before and after the conversion: it gives the output of an Upsample another name."""
+    """What tells a node from others before and after the conversion: it gives the output of an Upsample
+    another name."""
     if op_type == "Resize":
         return op_type, node.inputs[0].name if node.inputs[0] is not None else None
     return op_type, node.outputs[0].name if node.outputs else None
@@ -58,16 +58,23 @@ def _note_old_forms(model: ir.Model, version: int) -> dict[Key, Mend]:
     """What has to be put right after the conversion.
 
     1. Split with neither sizes nor a count (before 13): opset 18 wants the count.
-    2. Clip (before 11) and Pad (before 11): numbers that were attributes become float32 tensors, whatever the data's type.
-    3. BatchNormalization (before 14) in training mode, told by its extra outputs: those that hold the saved statistics have
-       no successor, and the mode became an attribute.
-    4. Resize (before 11) and Upsample: coordinates were scaled without a shift, and nearest meant the lower neighbour.
+    2. Clip (before 11) and Pad (before 11): numbers that were attributes become float32 tensors, whatever the
+       data's type.
+    3. BatchNormalization (before 14) in training mode, told by its extra outputs: those that hold the saved
+       statistics have no successor, and the mode became an attribute.
+    4. Resize (before 11) and Upsample: coordinates were scaled without a shift, and nearest meant the lower
+    neighbour.
     """
     forms: dict[Key, Mend] = {}
     for node in list(model.graph.all_nodes()):
         if node.domain != "":
             continue
-        if node.op_type == "Split" and version < 18 and len(node.inputs) == 1 and "split" not in node.attributes:
+        if (
+            node.op_type == "Split"
+            and version < 18
+            and len(node.inputs) == 1
+            and "split" not in node.attributes
+        ):
             forms[_key("Split", node)] = _count_outputs
         elif node.op_type == "Clip" and version < 11:
             forms[_key("Clip", node)] = partial(_cast_numbers, inputs=(1, 2))
@@ -116,8 +123,9 @@ def _drop_saved_statistics(node: ir.Node) -> None:
     read = [value.name for value in saved if value.uses() or value.is_graph_output()]
     if read:
         raise PassError(
-            f"BatchNormalization (node {node.name!r}): the saved statistics {', '.join(map(repr, read))} are read, but opset "
-            "14 and newer have no such outputs; export the model with opset_version=14 or newer"
+            f"BatchNormalization (node {node.name!r}): the saved statistics {', '.join(map(repr, read))} are "
+            "read, but opset 14 and newer have no such outputs; export the model with opset_version=14 or "
+            "newer"
         )
     node.resize_outputs(3)
 

@@ -1,14 +1,18 @@
-"""ONNX's own backend node tests as forward models: which of them are differentiated, and agree with differences.
+"""ONNX's own backend node tests as forward models: which of them are differentiated, and agree with
+differences.
 
 Run as a script it prints the share and the list of the rest with the reason; the test asserts the share.
 
-A node test is used if a floating-point output depends on a floating-point input through operators that have a derivative
-(the registry knows which have none by definition). The loss is the sum of all floating-point outputs times fixed random
-numbers. Integers and truth values are constants, as exporters write them. Floating-point inputs are moved a little, away from
-the kinks and ties that the tests put them on. The gradient along random directions is compared with central differences, in
-float64 by onnx's reference implementation or, where that does not do (operators without float64, computed in float32 inside,
-or with forms that it lacks), in float32 by ONNX Runtime with a larger step.
+A node test is used if a floating-point output depends on a floating-point input through operators that have a
+derivative (the registry knows which have none by definition). The loss is the sum of all floating-point
+outputs times fixed random numbers. Integers and truth values are constants, as exporters write them.
+Floating-point inputs are moved a little, away from the kinks and ties that the tests put them on. The
+gradient along random directions is compared with central differences, in float64 by onnx's reference
+implementation or, where that does not do (operators without float64, computed in float32 inside, or with
+forms that it lacks), in float32 by ONNX Runtime with a larger step.
 """
+
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
 
 from __future__ import annotations
 
@@ -52,7 +56,9 @@ def results() -> Iterator[Result]:
             outcome, reason = _check(model, case.data_sets[0][0])
         except GradientError as error:
             unreachable = "does not depend on" in str(error)
-            outcome, reason = ("not used", "no differentiable path") if unreachable else ("failed", str(error))
+            outcome, reason = (
+                ("not used", "no differentiable path") if unreachable else ("failed", str(error))
+            )
         except Exception as error:  # a survey: whatever goes wrong is a line of the report
             outcome, reason = "failed", f"{type(error).__name__}: {error}"
         yield Result(name, operator, outcome, reason.replace("\n", " ")[:300])
@@ -67,7 +73,9 @@ def _check(model: onnx.ModelProto, given: Sequence[object]) -> tuple[str, str]:
         return "not used", "not differentiable by definition"
     feeds = {value.name: np.asarray(data) for value, data in zip(model.graph.input, given, strict=False)}
     floats = [name for name, value in feeds.items() if value.dtype == np.float32 and value.size]
-    outputs = [value.name for value in model.graph.output if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+    outputs = [
+        value.name for value in model.graph.output if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    ]
     if not floats or not outputs:
         return "not used", "no float32 input or output"
     model = _with_constants(model, {name: value for name, value in feeds.items() if name not in floats})
@@ -93,10 +101,12 @@ def _with_constants(model: onnx.ModelProto, constants: dict[str, np.ndarray]) ->
 
 
 def _away_from_kinks(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inputs moved a little upwards; their absolute values if the model makes NaN of them (logarithms, powers)."""
+    """The inputs moved a little upwards; their absolute values if the model makes NaN of them (logarithms,
+    powers)."""
     generator = np.random.default_rng(2)
     moved = {
-        name: (value + generator.uniform(0.02, 0.05, value.shape)).astype(value.dtype) for name, value in feeds.items()
+        name: (value + generator.uniform(0.02, 0.05, value.shape)).astype(value.dtype)
+        for name, value in feeds.items()
     }
     if all(np.isfinite(np.asarray(value, np.float64)).all() for value in runner(model)(moved)):
         return moved
@@ -112,11 +122,14 @@ def _in_float64(
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     return double, {
-        name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in feeds.items()
+        name: value.astype(np.float64) if value.dtype == np.float32 else value
+        for name, value in feeds.items()
     }
 
 
-def _with_loss(model: onnx.ModelProto, outputs: list[str], shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> onnx.ModelProto:
+def _with_loss(
+    model: onnx.ModelProto, outputs: list[str], shapes: dict[str, tuple[int, ...]], dtype: np.dtype
+) -> onnx.ModelProto:
     """The sum of the outputs times fixed random numbers, as the only output."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -126,7 +139,9 @@ def _with_loss(model: onnx.ModelProto, outputs: list[str], shapes: dict[str, tup
         weights = generator.uniform(0.5, 1.5, shapes[name]).astype(dtype)
         whole.graph.initializer.append(numpy_helper.from_array(weights, f"{name}_weights"))
         whole.graph.node.append(onnx.helper.make_node("Mul", [name, f"{name}_weights"], [f"{name}_product"]))
-        whole.graph.node.append(onnx.helper.make_node("ReduceSum", [f"{name}_product"], [f"{name}_part"], keepdims=0))
+        whole.graph.node.append(
+            onnx.helper.make_node("ReduceSum", [f"{name}_product"], [f"{name}_part"], keepdims=0)
+        )
         parts.append(f"{name}_part")
     whole.graph.node.append(onnx.helper.make_node("Sum", parts, [LOSS]))
     del whole.graph.output[:]
@@ -136,7 +151,13 @@ def _with_loss(model: onnx.ModelProto, outputs: list[str], shapes: dict[str, tup
 
 
 def _compare(
-    model: onnx.ModelProto, feeds: dict[str, np.ndarray], floats: list[str], outputs: list[str], step: float, tolerance: float, reference_only: bool
+    model: onnx.ModelProto,
+    feeds: dict[str, np.ndarray],
+    floats: list[str],
+    outputs: list[str],
+    step: float,
+    tolerance: float,
+    reference_only: bool,
 ) -> tuple[str, str]:
     forward = runner(model, reference_only)(feeds)
     names = [value.name for value in model.graph.output]
@@ -151,12 +172,26 @@ def _compare(
     for _ in range(DIRECTIONS):
         direction = {name: generator.standard_normal(feeds[name].shape) for name in wanted}
         ends = [
-            float(loss({**feeds, **{name: (feeds[name] + sign * step * way).astype(dtype) for name, way in direction.items()}})[0])
+            float(
+                loss(
+                    {
+                        **feeds,
+                        **{
+                            name: (feeds[name] + sign * step * way).astype(dtype)
+                            for name, way in direction.items()
+                        },
+                    }
+                )[0]
+            )
             for sign in (1, -1)
         ]
         expected = (ends[0] - ends[1]) / (2 * step)
         terms = [float((gradients[name].astype(np.float64) * way).sum()) for name, way in direction.items()]
-        scale = max(1.0, abs(expected), *(float(np.abs(gradients[name] * way).sum()) for name, way in direction.items()))
+        scale = max(
+            1.0,
+            abs(expected),
+            *(float(np.abs(gradients[name] * way).sum()) for name, way in direction.items()),
+        )
         if not abs(sum(terms) - expected) <= tolerance * scale:
             return "failed", f"gradient {sum(terms):.6g}, differences {expected:.6g}"
     return "right", ""
@@ -183,7 +218,9 @@ def main() -> None:
     for result in found:
         if result.outcome == "failed":
             print(f"{result.name} ({result.operator}): {result.reason}")
-    print(f"{counts['right']} of {tried} right ({100 * counts['right'] / tried:.1f} %), {counts['not used']} not used")
+    print(
+        f"{counts['right']} of {tried} right ({100 * counts['right'] / tried:.1f} %), {counts['not used']} not used"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The table of single-operator cases; `finite_differences.py` runs it.
 
-Random inputs keep away from points where the operator has a kink or a pole, so that central differences mean something.
+Random inputs keep away from points where the operator has a kink or a pole, so that central differences mean
+something.
 """
+
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from finite_differences import Case
 
 
 def f(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray:
-    """Uniform float64 numbers whose differences and distances from 0 are larger than any step of a difference."""
+    """Uniform float64 numbers whose differences and distances from 0 are larger than any step of a
+    difference."""
     key = zlib.crc32(repr((shape, low, high, seed)).encode())
     generator = np.random.default_rng(key)
     count = int(np.prod(shape))
@@ -42,7 +46,7 @@ def case(name: str, text: str, **fields: Any) -> None:
     CASES[name] = Case(text, {key: value for key, value in fields.items() if key not in FORM}, **form)
 
 
-# -- functions of one variable -------------------------------------------------------------------------------------------
+# -- functions of one variable -------------------------------------------------------------------------------
 
 for op, low, high in [
     ("Abs", -2, 2), ("Neg", -2, 2), ("Sqrt", 0.5, 3), ("Reciprocal", 0.5, 3), ("Exp", -2, 2), ("Log", 0.5, 3), ("Erf", -2, 2),
@@ -74,7 +78,7 @@ for axis in (0, 1, -1):
 case("Softmax-11-default", "y = Softmax(x)", opset=11, x=f(2, 3, 4))
 case("Softmax-11-axis2", "y = Softmax<axis=2>(x)", opset=11, x=f(2, 3, 4, 2))
 
-# -- two and more operands, broadcast every way --------------------------------------------------------------------------
+# -- two and more operands, broadcast every way --------------------------------------------------------------
 
 PATTERNS = {
     "same": ((2, 3), (2, 3)), "row": ((2, 3), (3,)), "column": ((2, 3), (2, 1)), "left-row": ((3,), (2, 3)),
@@ -85,7 +89,11 @@ for label, (left, right) in PATTERNS.items():
     for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"):
         case(f"{op}-{label}", f"y = {op}(a, b)", a=f(*left), b=f(*right, low=0.6, high=1.9, seed=1))
     case(f"Pow-{label}", "y = Pow(a, b)", a=f(*left, low=0.5, high=2.0), b=f(*right, seed=1))
-    case(f"PRelu-{label}", "y = PRelu(a, b)", a=f(2, 4, 3), b=f(*right, seed=1)) if label in ("row", "scalar", "one") else None
+    case(f"PRelu-{label}", "y = PRelu(a, b)", a=f(2, 4, 3), b=f(*right, seed=1)) if label in (
+        "row",
+        "scalar",
+        "one",
+    ) else None
     case(
         f"Where-{label}", "y = Where(c, a, b)", a=f(*left), b=f(*right, seed=1),
         c=np.arange(int(np.prod(np.broadcast_shapes(left, right)))).reshape(np.broadcast_shapes(left, right)) % 3 == 0,
@@ -118,10 +126,20 @@ case("Expand-computed", "s = Shape(z)\n y = Expand(x, s)", x=f(3, 1), z=np.zeros
 case("Dropout-inference", "y = Dropout(x)", x=f(2, 3))
 case("Dropout-inference-7", "y = Dropout<ratio=0.3>(x)", opset=7, x=f(2, 3))
 case("Dropout-inference-10", "y, m = Dropout<ratio=0.3>(x)", opset=10, x=f(2, 3))
-case("Dropout-training-false", "y, m = Dropout(x, r, t)", x=f(2, 3), constants={"r": np.array(0.5), "t": np.array(False)})
-case("Dropout-training-ratio-0", "y, m = Dropout(x, r, t)", x=f(2, 3), constants={"r": np.array(0.0), "t": np.array(True)})
+case(
+    "Dropout-training-false",
+    "y, m = Dropout(x, r, t)",
+    x=f(2, 3),
+    constants={"r": np.array(0.5), "t": np.array(False)},
+)
+case(
+    "Dropout-training-ratio-0",
+    "y, m = Dropout(x, r, t)",
+    x=f(2, 3),
+    constants={"r": np.array(0.0), "t": np.array(True)},
+)
 
-# -- reductions ----------------------------------------------------------------------------------------------------------
+# -- reductions ----------------------------------------------------------------------------------------------
 
 REDUCTIONS = ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"]
 for kind in REDUCTIONS:
@@ -139,13 +157,23 @@ for kind in REDUCTIONS:
 for kind in ("Sum", "Mean", "Max", "Min", "Prod"):
     case(f"Reduce{kind}-18-noop", f"y = Reduce{kind}<noop_with_empty_axes=1>(x)", x=f(2, 3))
 case("ReduceSum-13", "y = ReduceSum<keepdims=0>(x, a)", opset=13, x=f(2, 3, 4), constants={"a": i(1)})
-case("ReduceProd-zeros", "y = ReduceProd<keepdims=0>(x, a)", x=np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 2.0], [1.0, 2.0, 3.0]]), constants={"a": i(1)})
+case(
+    "ReduceProd-zeros",
+    "y = ReduceProd<keepdims=0>(x, a)",
+    x=np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 2.0], [1.0, 2.0, 3.0]]),
+    constants={"a": i(1)},
+)
 case("ReduceL2-zero", "y = ReduceSumSquare(x)", x=np.zeros((2, 2)))
 for reverse in (0, 1):
     for exclusive in (0, 1):
-        case(f"CumSum-{reverse}{exclusive}", f"y = CumSum<reverse={reverse}, exclusive={exclusive}>(x, a)", x=f(2, 3), constants={"a": np.array(1)})
+        case(
+            f"CumSum-{reverse}{exclusive}",
+            f"y = CumSum<reverse={reverse}, exclusive={exclusive}>(x, a)",
+            x=f(2, 3),
+            constants={"a": np.array(1)},
+        )
 
-# -- shapes --------------------------------------------------------------------------------------------------------------
+# -- shapes --------------------------------------------------------------------------------------------------
 
 case("Reshape", "y = Reshape(x, s)", x=f(2, 3, 4), constants={"s": i(0, -1)})
 case("Reshape-5", "y = Reshape(x, s)", opset=11, x=f(2, 3, 4), constants={"s": i(4, 6)})
@@ -163,16 +191,44 @@ case("DepthToSpace-DCR", 'y = DepthToSpace<blocksize=2, mode="DCR">(x)', x=f(1, 
 case("DepthToSpace-CRD", 'y = DepthToSpace<blocksize=2, mode="CRD">(x)', x=f(1, 8, 2, 3))
 case("SpaceToDepth", "y = SpaceToDepth<blocksize=2>(x)", x=f(1, 2, 4, 6))
 case("SpaceToDepth-CRD", 'y = SpaceToDepth<blocksize=2, mode="CRD">(x)', opset=28, x=f(1, 2, 4, 6))
-case("AffineGrid", "y = AffineGrid(t, n)", opset=20, t=f(2, 2, 3), constants={"n": i(2, 3, 4, 5)}, static=("t",))
-case("AffineGrid-3d-align", "y = AffineGrid<align_corners=1>(t, n)", opset=20, t=f(2, 3, 4), constants={"n": i(2, 3, 2, 4, 5)}, static=("t",))
+case(
+    "AffineGrid",
+    "y = AffineGrid(t, n)",
+    opset=20,
+    t=f(2, 2, 3),
+    constants={"n": i(2, 3, 4, 5)},
+    static=("t",),
+)
+case(
+    "AffineGrid-3d-align",
+    "y = AffineGrid<align_corners=1>(t, n)",
+    opset=20,
+    t=f(2, 3, 4),
+    constants={"n": i(2, 3, 2, 4, 5)},
+    static=("t",),
+)
 case("Concat", "y = Concat<axis=1>(a, b, a)", a=f(2, 3), b=f(2, 1))
 case("Concat-negative", "y = Concat<axis=-2>(a, b)", a=f(2, 3), b=f(1, 3))
 case("Concat-one", "y = Concat<axis=0>(a)", a=f(2, 3))
-case("Split-18-uneven", "y, z = Split<axis=1, num_outputs=2>(x)", outputs=("y", "z"), x=f(2, 5), dynamic=False)
-case("Split-sizes", "y, z, u = Split<axis=-1>(x, s)", outputs=("y", "z", "u"), x=f(2, 6), constants={"s": i(1, 2, 3)})
+case(
+    "Split-18-uneven", "y, z = Split<axis=1, num_outputs=2>(x)", outputs=("y", "z"), x=f(2, 5), dynamic=False
+)
+case(
+    "Split-sizes",
+    "y, z, u = Split<axis=-1>(x, s)",
+    outputs=("y", "z", "u"),
+    x=f(2, 6),
+    constants={"s": i(1, 2, 3)},
+)
 case("Split-unread-first", "u, y = Split<axis=1>(x, s)", x=f(2, 5), constants={"s": i(2, 3)})
 case("Split-unread-last", "y, u = Split<axis=1>(x, s)", x=f(2, 5), constants={"s": i(2, 3)})
-case("Split-unread-middle", "y, u, z = Split<axis=1>(x, s)", outputs=("y", "z"), x=f(2, 5), constants={"s": i(2, 2, 1)})
+case(
+    "Split-unread-middle",
+    "y, u, z = Split<axis=1>(x, s)",
+    outputs=("y", "z"),
+    x=f(2, 5),
+    constants={"s": i(2, 2, 1)},
+)
 case("Split-11-equal", "y, z = Split<axis=1>(x)", opset=11, outputs=("y", "z"), x=f(2, 4))
 case("Split-13-equal", "y, z = Split<axis=1>(x)", opset=13, outputs=("y", "z"), x=f(2, 4))
 case("Split-11-sizes", "y, z = Split<axis=0, split=[1, 2]>(x)", opset=11, outputs=("y", "z"), x=f(3, 2))
@@ -213,14 +269,24 @@ case("Pad-wrap", 'y = Pad<mode="wrap">(x, p)', opset=19, x=f(3, 4), constants={"
 case("Pad-2", "y = Pad<pads=[0, 1, 2, 0], value=1.5>(x)", opset=10, x=f(2, 3))
 case("Pad-11", "y = Pad(x, p)", opset=11, x=f(2, 3), constants={"p": i(0, 1, 2, 0)})
 
-# -- indexed access ------------------------------------------------------------------------------------------------------
+# -- indexed access ------------------------------------------------------------------------------------------
 
 for axis in (0, 1, -1):
     case(f"Gather-axis{axis}", f"y = Gather<axis={axis}>(x, i)", x=f(3, 4, 2), i=i([0, 1], [1, -1]))
     case(f"Gather-vector-axis{axis}", f"y = Gather<axis={axis}>(x, i)", x=f(3, 4, 2), i=i(1, 0, 1))
-    case(f"Gather-one-axis{axis}", f"y = Gather<axis={axis}>(x, i)", x=f(3, 4, 2), constants={"i": np.array(-1)})
+    case(
+        f"Gather-one-axis{axis}",
+        f"y = Gather<axis={axis}>(x, i)",
+        x=f(3, 4, 2),
+        constants={"i": np.array(-1)},
+    )
     case(f"Gather-scalar-axis{axis}", f"y = Gather<axis={axis}>(x, i)", x=f(3, 4, 2), i=np.array(1))
-    case(f"GatherElements-axis{axis}", f"y = GatherElements<axis={axis}>(x, i)", x=f(3, 4, 2), i=i([[0, 1], [1, -1]], [[1, 1], [0, 0]]))
+    case(
+        f"GatherElements-axis{axis}",
+        f"y = GatherElements<axis={axis}>(x, i)",
+        x=f(3, 4, 2),
+        i=i([[0, 1], [1, -1]], [[1, 1], [0, 0]]),
+    )
 case("Gather-one-in-brackets", "y = Gather<axis=1>(x, i)", x=f(3, 4), constants={"i": i([[2]])})
 case("Gather-vector-source", "y = Gather(x, i)", x=f(4), i=i([0, 0, -1], [2, 0, 1]))
 case("GatherND", "y = GatherND(x, i)", x=f(3, 4, 2), i=i([0, 1], [2, -1], [0, 1]))
@@ -228,10 +294,26 @@ case("GatherND-batch", "y = GatherND<batch_dims=1>(x, i)", x=f(2, 3, 2), i=i([[1
 for reduction, opset in (("none", 18), ("add", 18), ("mul", 18), ("max", 18), ("min", 18), ("add", 16)):
     unique = reduction in ("none", "mul", "max", "min")
     rows = i([0, 2], [1, 0]) if unique else i([0, 0], [0, -1])
-    case(f"ScatterElements-{reduction}-{opset}", f'y = ScatterElements<axis=1, reduction="{reduction}">(x, i, u)', opset=opset, x=f(2, 3, low=0.5), i=rows, u=f(2, 2, low=0.6, seed=1))
+    case(
+        f"ScatterElements-{reduction}-{opset}",
+        f'y = ScatterElements<axis=1, reduction="{reduction}">(x, i, u)',
+        opset=opset,
+        x=f(2, 3, low=0.5),
+        i=rows,
+        u=f(2, 2, low=0.6, seed=1),
+    )
     places = i([0], [2]) if unique else i([2], [2])
-    case(f"ScatterND-{reduction}-{opset}", f'y = ScatterND<reduction="{reduction}">(x, i, u)', opset=opset, x=f(3, 2, low=0.5), i=places, u=f(2, 2, low=0.6, seed=1))
-case("ScatterElements-11", "y = ScatterElements(x, i, u)", opset=11, x=f(3, 2), i=i([0, 2]), u=f(1, 2, seed=1))
+    case(
+        f"ScatterND-{reduction}-{opset}",
+        f'y = ScatterND<reduction="{reduction}">(x, i, u)',
+        opset=opset,
+        x=f(3, 2, low=0.5),
+        i=places,
+        u=f(2, 2, low=0.6, seed=1),
+    )
+case(
+    "ScatterElements-11", "y = ScatterElements(x, i, u)", opset=11, x=f(3, 2), i=i([0, 2]), u=f(1, 2, seed=1)
+)
 case("Scatter-9", "y = Scatter(x, i, u)", opset=9, x=f(3, 2), i=i([0, 2]), u=f(1, 2, seed=1))
 case("OneHot", "y = OneHot(i, d, v)", i=i(0, 2, -1), v=f(2), constants={"d": np.array(4)})
 case("TopK", "y, k = TopK<axis=1>(x, n)", x=f(2, 4), constants={"n": i(2)})
@@ -241,7 +323,7 @@ case("TopK-10", "y, k = TopK(x, n)", opset=10, x=f(2, 4), constants={"n": i(2)})
 case("Unique", "y = Unique(x)", x=f(2, 3))
 case("Range", "y = Range(s, l, d)", s=np.array(0.3), d=np.array(0.7), constants={"l": np.array(3.0)})
 
-# -- matrix products -----------------------------------------------------------------------------------------------------
+# -- matrix products -----------------------------------------------------------------------------------------
 
 MATMULS = {
     "2x2": ((2, 3), (3, 4)), "3x2": ((2, 2, 3), (3, 4)), "4x2": ((2, 1, 2, 3), (3, 4)), "3x3": ((2, 2, 3), (2, 3, 4)),
@@ -255,28 +337,70 @@ case("MatMul-same", "y = MatMul(a, a)", a=f(3, 3))
 case("MatMul-transposed-weight", "t = Transpose<perm=[1, 0]>(b)\n y = MatMul(a, t)", a=f(2, 2, 3), b=f(4, 3))
 for trans_a in (0, 1):
     for trans_b in (0, 1):
-        for label, c in {"none": None, "scalar": (), "row": (4,), "one": (1,), "column": (2, 1), "full": (2, 4)}.items():
-            operands = {"a": f(*((3, 2) if trans_a else (2, 3))), "b": f(*((4, 3) if trans_b else (3, 4)), seed=1)}
+        for label, c in {
+            "none": None,
+            "scalar": (),
+            "row": (4,),
+            "one": (1,),
+            "column": (2, 1),
+            "full": (2, 4),
+        }.items():
+            operands = {
+                "a": f(*((3, 2) if trans_a else (2, 3))),
+                "b": f(*((4, 3) if trans_b else (3, 4)), seed=1),
+            }
             if c is not None:
                 operands["c"] = f(*c, seed=2)
-            case(f"Gemm-{trans_a}{trans_b}-{label}", f"y = Gemm<transA={trans_a}, transB={trans_b}, alpha=0.5, beta=1.5>({', '.join(operands)})", **operands)
+            case(
+                f"Gemm-{trans_a}{trans_b}-{label}",
+                f"y = Gemm<transA={trans_a}, transB={trans_b}, alpha=0.5, beta=1.5>({', '.join(operands)})",
+                **operands,
+            )
 
-# -- normalisation and loss ----------------------------------------------------------------------------------------------
+# -- normalisation and loss ----------------------------------------------------------------------------------
 
 for axis, shape in ((-1, (4,)), (1, (3, 4)), (2, (4,)), (0, (2, 3, 4))):
-    case(f"LayerNormalization-axis{axis}", f"y = LayerNormalization<axis={axis}, epsilon=0.1>(x, s, b)", opset=17, x=f(2, 3, 4), s=f(*shape, seed=1), b=f(*shape, seed=2))
+    case(
+        f"LayerNormalization-axis{axis}",
+        f"y = LayerNormalization<axis={axis}, epsilon=0.1>(x, s, b)",
+        opset=17,
+        x=f(2, 3, 4),
+        s=f(*shape, seed=1),
+        b=f(*shape, seed=2),
+    )
 case("LayerNormalization-no-bias", "y = LayerNormalization(x, s)", opset=17, x=f(2, 3, 4), s=f(4, seed=1))
 for reduction in ("mean", "sum", "none"):
-    for label, ignore in {"": "", "-ignore": ", ignore_index=-100", "-ignore-class": ", ignore_index=1"}.items():
+    for label, ignore in {
+        "": "",
+        "-ignore": ", ignore_index=-100",
+        "-ignore-class": ", ignore_index=1",
+    }.items():
         labels = i([0, 1, 2], [1, -100 if label == "-ignore" else 0, 1])
         for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
-            case(f"{op}-{reduction}{label}", f'y = {op}<reduction="{reduction}"{ignore}>(x, l)', x=f(2, 3, 3), l=labels)
-            case(f"{op}-{reduction}{label}-weights", f'y = {op}<reduction="{reduction}"{ignore}>(x, l, w)', x=f(2, 3, 3), l=labels, w=f(3, low=0.4, high=1.3, seed=1))
+            case(
+                f"{op}-{reduction}{label}",
+                f'y = {op}<reduction="{reduction}"{ignore}>(x, l)',
+                x=f(2, 3, 3),
+                l=labels,
+            )
+            case(
+                f"{op}-{reduction}{label}-weights",
+                f'y = {op}<reduction="{reduction}"{ignore}>(x, l, w)',
+                x=f(2, 3, 3),
+                l=labels,
+                w=f(3, low=0.4, high=1.3, seed=1),
+            )
 case("SoftmaxCrossEntropyLoss-2d", "y = SoftmaxCrossEntropyLoss(x, l)", opset=13, x=f(3, 4), l=i(0, 3, 1))
 case("SoftmaxCrossEntropyLoss-12", "y = SoftmaxCrossEntropyLoss(x, l)", opset=12, x=f(3, 4), l=i(0, 3, 1))
-case("SoftmaxCrossEntropyLoss-log-prob", "y, z = SoftmaxCrossEntropyLoss(x, l)", outputs=("y", "z"), x=f(2, 3, 3), l=i([0, 1, 2], [1, 0, 1]))
+case(
+    "SoftmaxCrossEntropyLoss-log-prob",
+    "y, z = SoftmaxCrossEntropyLoss(x, l)",
+    outputs=("y", "z"),
+    x=f(2, 3, 3),
+    l=i([0, 1, 2], [1, 0, 1]),
+)
 
-# -- convolution and pooling ---------------------------------------------------------------------------------------------
+# -- convolution and pooling ---------------------------------------------------------------------------------
 
 CONVS = {
     "plain": ((1, 2, 5, 4), (3, 2, 2, 3), ""), "padded": ((2, 2, 5, 4), (3, 2, 3, 3), "pads=[1,0,2,1]"),
@@ -290,7 +414,15 @@ CONVS = {
 for label, (x, w, attributes) in CONVS.items():
     spaced = f"<{attributes}>" if attributes else ""
     kernel = f"kernel_shape=[{','.join(map(str, w[2:]))}]"
-    case(f"Conv-{label}", f"y = Conv{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[0], seed=2), linear=True, static=("w", "b"))
+    case(
+        f"Conv-{label}",
+        f"y = Conv{spaced}(x, w, b)",
+        x=f(*x),
+        w=f(*w, seed=1),
+        b=f(w[0], seed=2),
+        linear=True,
+        static=("w", "b"),
+    )
 CONV_TRANSPOSES = {
     "plain": ((1, 2, 3, 3), (2, 3, 2, 3), ""), "strided": ((1, 2, 3, 3), (2, 2, 3, 3), "strides=[2,3], pads=[1,0,1,2]"),
     "output-padding": ((1, 1, 3, 3), (1, 2, 3, 3), "strides=[2,2], output_padding=[1,1]"), "grouped": ((2, 4, 3, 2), (4, 1, 2, 2), "group=2, dilations=[1,2]"),
@@ -299,7 +431,16 @@ CONV_TRANSPOSES = {
 for label, (x, w, attributes) in CONV_TRANSPOSES.items():
     spaced = f"<{attributes}>" if attributes else ""
     group = 2 if "group=2" in attributes else 1
-    case(f"ConvTranspose-{label}", f"y = ConvTranspose{spaced}(x, w, b)", x=f(*x), w=f(*w, seed=1), b=f(w[1] * group, seed=2), linear=True, static=("w", "b"), dynamic="output_shape" not in attributes)
+    case(
+        f"ConvTranspose-{label}",
+        f"y = ConvTranspose{spaced}(x, w, b)",
+        x=f(*x),
+        w=f(*w, seed=1),
+        b=f(w[1] * group, seed=2),
+        linear=True,
+        static=("w", "b"),
+        dynamic="output_shape" not in attributes,
+    )
 POOLS = {
     "plain": "kernel_shape=[2,2]", "strided": "kernel_shape=[3,2], strides=[2,2]", "padded": "kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,1]",
     "ceil": "kernel_shape=[3,3], strides=[2,2], ceil_mode=1", "same-upper": 'kernel_shape=[2,3], auto_pad="SAME_UPPER", strides=[2,2]',
@@ -308,40 +449,107 @@ POOLS = {
 for label, attributes in POOLS.items():
     case(f"MaxPool-{label}", f"y = MaxPool<{attributes}>(x)", x=f(1, 2, 6, 5))
     case(f"AveragePool-{label}", f"y = AveragePool<{attributes}>(x)", x=f(1, 2, 6, 5), linear=True)
-    case(f"AveragePool-{label}-include-pad", f"y = AveragePool<{attributes}, count_include_pad=1>(x)", x=f(1, 2, 6, 5), linear=True)
+    case(
+        f"AveragePool-{label}-include-pad",
+        f"y = AveragePool<{attributes}, count_include_pad=1>(x)",
+        x=f(1, 2, 6, 5),
+        linear=True,
+    )
     if "ceil" not in label:
         case(f"LpPool-{label}", f"y = LpPool<{attributes}, p=3>(x)", x=f(1, 2, 6, 5))
-case("AveragePool-19-dilated", "y = AveragePool<kernel_shape=[2,2], dilations=[2,1]>(x)", opset=19, x=f(1, 1, 5, 4), linear=True)
+case(
+    "AveragePool-19-dilated",
+    "y = AveragePool<kernel_shape=[2,2], dilations=[2,1]>(x)",
+    opset=19,
+    x=f(1, 1, 5, 4),
+    linear=True,
+)
 case("MaxPool-dilated", "y = MaxPool<kernel_shape=[2,2], dilations=[2,1]>(x)", x=f(1, 1, 5, 4))
 case("MaxPool-1d", "y = MaxPool<kernel_shape=[3], strides=[2]>(x)", x=f(1, 2, 7))
 case("GlobalAveragePool", "y = GlobalAveragePool(x)", x=f(2, 3, 4, 2))
 case("GlobalMaxPool", "y = GlobalMaxPool(x)", x=f(2, 3, 4, 2))
 case("GlobalLpPool", "y = GlobalLpPool<p=3>(x)", x=f(2, 3, 4, 2))
 
-# -- defined by other operators in the standard --------------------------------------------------------------------------
+# -- defined by other operators in the standard --------------------------------------------------------------
 
 case("RMSNormalization", "y = RMSNormalization<epsilon=0.1>(x, s)", opset=23, x=f(2, 3, 4), s=f(4, seed=1))
-case("GroupNormalization-21", "y = GroupNormalization<num_groups=2, epsilon=0.1, stash_type=11>(x, s, b)", opset=21, x=f(2, 4, 3), s=f(4, seed=1), b=f(4, seed=2))
+case(
+    "GroupNormalization-21",
+    "y = GroupNormalization<num_groups=2, epsilon=0.1, stash_type=11>(x, s, b)",
+    opset=21,
+    x=f(2, 4, 3),
+    s=f(4, seed=1),
+    b=f(4, seed=2),
+)
 case("MeanVarianceNormalization", "y = MeanVarianceNormalization<axes=[0, 2]>(x)", x=f(2, 3, 4))
 case("MeanVarianceNormalization-9", "y = MeanVarianceNormalization<axes=[0, 2]>(x)", opset=11, x=f(2, 3, 4))
-case("Attention", "y = Attention(q, k, v)", opset=23, q=f(1, 2, 3, 4), k=f(1, 2, 3, 4, seed=1), v=f(1, 2, 3, 4, seed=2))
-case("Attention-causal-grouped", "y = Attention<is_causal=1, q_num_heads=4, kv_num_heads=2>(q, k, v)", opset=23, q=f(2, 3, 8), k=f(2, 3, 4, seed=1), v=f(2, 3, 4, seed=2), dynamic=False)
-case("RotaryEmbedding", "y = RotaryEmbedding(x, c, s)", opset=23, x=f(1, 2, 3, 4), c=f(1, 3, 2, seed=1), s=f(1, 3, 2, seed=2))
+case(
+    "Attention",
+    "y = Attention(q, k, v)",
+    opset=23,
+    q=f(1, 2, 3, 4),
+    k=f(1, 2, 3, 4, seed=1),
+    v=f(1, 2, 3, 4, seed=2),
+)
+case(
+    "Attention-causal-grouped",
+    "y = Attention<is_causal=1, q_num_heads=4, kv_num_heads=2>(q, k, v)",
+    opset=23,
+    q=f(2, 3, 8),
+    k=f(2, 3, 4, seed=1),
+    v=f(2, 3, 4, seed=2),
+    dynamic=False,
+)
+case(
+    "RotaryEmbedding",
+    "y = RotaryEmbedding(x, c, s)",
+    opset=23,
+    x=f(1, 2, 3, 4),
+    c=f(1, 3, 2, seed=1),
+    s=f(1, 3, 2, seed=2),
+)
 BATCH_NORM = {"s": f(3, seed=1), "b": f(3, seed=2), "m": f(3, seed=3), "v": f(3, low=0.5, seed=4)}
 for label, shape in {"2d": (4, 3), "3d": (2, 3, 4), "4d": (2, 3, 2, 2)}.items():
     for opset in (9, 14, 15):
-        case(f"BatchNormalization-{opset}-{label}", "y = BatchNormalization<epsilon=0.1>(x, s, b, m, v)", opset=opset, x=f(*shape), **BATCH_NORM)
+        case(
+            f"BatchNormalization-{opset}-{label}",
+            "y = BatchNormalization<epsilon=0.1>(x, s, b, m, v)",
+            opset=opset,
+            x=f(*shape),
+            **BATCH_NORM,
+        )
     STATISTICS = {name: BATCH_NORM[name] for name in ("s", "b")}
     RUNNING = {name: BATCH_NORM[name] for name in ("m", "v")}
-    case(f"BatchNormalization-15-training-{label}", "y, n, w = BatchNormalization<epsilon=0.1, training_mode=1>(x, s, b, m, v)", opset=15, x=f(*shape), constants=RUNNING, **STATISTICS)
-case("BatchNormalization-9-training", "y, n, w, o, u = BatchNormalization<epsilon=0.1>(x, s, b, m, v)", opset=9, x=f(2, 3, 4), constants=RUNNING, **STATISTICS, dynamic=False)
-case("InstanceNormalization", "y = InstanceNormalization<epsilon=0.1>(x, s, b)", x=f(2, 3, 4), s=f(3, seed=1), b=f(3, seed=2))
+    case(
+        f"BatchNormalization-15-training-{label}",
+        "y, n, w = BatchNormalization<epsilon=0.1, training_mode=1>(x, s, b, m, v)",
+        opset=15,
+        x=f(*shape),
+        constants=RUNNING,
+        **STATISTICS,
+    )
+case(
+    "BatchNormalization-9-training",
+    "y, n, w, o, u = BatchNormalization<epsilon=0.1>(x, s, b, m, v)",
+    opset=9,
+    x=f(2, 3, 4),
+    constants=RUNNING,
+    **STATISTICS,
+    dynamic=False,
+)
+case(
+    "InstanceNormalization",
+    "y = InstanceNormalization<epsilon=0.1>(x, s, b)",
+    x=f(2, 3, 4),
+    s=f(3, seed=1),
+    b=f(3, seed=2),
+)
 for p in (1, 2):
     case(f"LpNormalization-{p}", f"y = LpNormalization<axis=1, p={p}>(x)", x=f(2, 3, 4))
 for size in (1, 2, 3, 5):
     case(f"LRN-{size}", f"y = LRN<size={size}, alpha=0.5, beta=0.75, bias=1.5>(x)", x=f(1, 5, 2, 2))
 
-# -- recurrent networks --------------------------------------------------------------------------------------------------
+# -- recurrent networks --------------------------------------------------------------------------------------
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 for op, gates in GATES.items():
@@ -353,15 +561,44 @@ for op, gates in GATES.items():
         for direction, count in {"forward": 1, "reverse": 1, "bidirectional": 2}.items():
             if label == "-relu" and count == 2:
                 continue
-            weights = {"w": f(count, gates * 2, 3, seed=1, low=-0.8, high=0.8), "r": f(count, gates * 2, 2, seed=2, low=-0.8, high=0.8)}
+            weights = {
+                "w": f(count, gates * 2, 3, seed=1, low=-0.8, high=0.8),
+                "r": f(count, gates * 2, 2, seed=2, low=-0.8, high=0.8),
+            }
             bias = {"b": f(count, gates * 4, seed=3)}
             states = {"h0": f(count, 2, 2, seed=4)} | ({"c0": f(count, 2, 2, seed=5)} if op == "LSTM" else {})
             attributes = f'hidden_size=2, direction="{direction}"{extra}'
-            case(f"{op}{label}-{direction}", f"{left} = {op}<{attributes}>(x, w, r)", outputs=outputs, x=f(3, 2, 3, seed=12), **weights, single=True)
-            case(f"{op}{label}-{direction}-full", f"{left} = {op}<{attributes}>(x, w, r, b, , {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), **weights, **bias, **states, single=True)
-            case(f"{op}{label}-{direction}-lengths", f"{left} = {op}<{attributes}>(x, w, r, b, n, {', '.join(states)})", outputs=outputs, x=f(3, 2, 3), n=np.array([3, 2], np.int32), **weights, **bias, **states, single=True)
+            case(
+                f"{op}{label}-{direction}",
+                f"{left} = {op}<{attributes}>(x, w, r)",
+                outputs=outputs,
+                x=f(3, 2, 3, seed=12),
+                **weights,
+                single=True,
+            )
+            case(
+                f"{op}{label}-{direction}-full",
+                f"{left} = {op}<{attributes}>(x, w, r, b, , {', '.join(states)})",
+                outputs=outputs,
+                x=f(3, 2, 3),
+                **weights,
+                **bias,
+                **states,
+                single=True,
+            )
+            case(
+                f"{op}{label}-{direction}-lengths",
+                f"{left} = {op}<{attributes}>(x, w, r, b, n, {', '.join(states)})",
+                outputs=outputs,
+                x=f(3, 2, 3),
+                n=np.array([3, 2], np.int32),
+                **weights,
+                **bias,
+                **states,
+                single=True,
+            )
 
-# -- Einsum, Det ---------------------------------------------------------------------------------------------------------
+# -- Einsum, Det ---------------------------------------------------------------------------------------------
 
 EINSUMS = {
     "transpose": ("ij->ji", (2, 3)), "sum": ("ij->i", (2, 3)), "inner": ("i,i", (3,), (3,)), "matmul": ("bij,bjk->bik", (2, 2, 3), (2, 3, 2)),
@@ -371,11 +608,18 @@ EINSUMS = {
 }  # fmt: skip
 for label, (equation, *shapes) in EINSUMS.items():
     names = "abc"[: len(shapes)]
-    case(f"Einsum-{label}", f'y = Einsum<equation="{equation}">({", ".join(names)})', opset=12, **{name: f(*shape, seed=place) for place, (name, shape) in enumerate(zip(names, shapes, strict=True))})
+    case(
+        f"Einsum-{label}",
+        f'y = Einsum<equation="{equation}">({", ".join(names)})',
+        opset=12,
+        **{
+            name: f(*shape, seed=place) for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        },
+    )
 case("Det", "y = Det(x)", x=f(2, 3, 3), dynamic=False)
 case("Det-1", "y = Det(x)", x=f(1, 1), dynamic=False)
 
-# -- resampling ----------------------------------------------------------------------------------------------------------
+# -- resampling ----------------------------------------------------------------------------------------------
 
 RESIZES = {
     "nearest-up": ('mode="nearest"', (1.0, 1.0, 2.0, 3.0)), "nearest-down": ('mode="nearest", nearest_mode="ceil"', (1.0, 1.0, 0.5, 0.7)),
@@ -384,43 +628,170 @@ RESIZES = {
     "linear-antialias": ('mode="linear", antialias=1', (1.0, 1.0, 0.5, 0.6)), "pytorch": ('mode="linear", coordinate_transformation_mode="pytorch_half_pixel"', (1.0, 1.0, 0.5, 2.0)),
 }  # fmt: skip
 for label, (attributes, scales) in RESIZES.items():
-    case(f"Resize-{label}", f"y = Resize<{attributes}>(x, , s)", x=f(1, 2, 4, 5), constants={"s": np.array(scales, np.float32)}, linear=True)
-case("Resize-sizes", 'y = Resize<mode="linear">(x, , , n)', x=f(1, 1, 4, 5), constants={"n": i(1, 1, 7, 3)}, linear=True)
-case("Resize-axes", 'y = Resize<mode="linear", axes=[2, 3]>(x, , , n)', x=f(1, 1, 4, 5), constants={"n": i(7, 3)}, linear=True)
-case("Resize-11", 'y = Resize<mode="nearest">(x, r, s)', opset=11, x=f(1, 1, 4, 5), constants={"r": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 2], np.float32)}, linear=True)
-case("Resize-10", 'y = Resize<mode="nearest">(x, s)', opset=10, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 1.7, 2], np.float32)}, linear=True)
-case("Resize-10-linear", 'y = Resize<mode="linear">(x, s)', opset=10, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 1.7, 2], np.float32)}, linear=True)
-case("Upsample-9", 'y = Upsample<mode="nearest">(x, s)', opset=9, x=f(1, 1, 4, 5), constants={"s": np.array([1, 1, 2, 3], np.float32)}, linear=True)
-case("Upsample-7-linear", 'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)', opset=7, x=f(1, 1, 4, 5), linear=True)
-case("Col2Im", "y = Col2Im<strides=[1, 2], pads=[1, 0, 0, 1]>(x, n, k)", x=f(1, 8, 10), constants={"n": i(5, 4), "k": i(2, 2)}, dynamic=False, reference=True)
+    case(
+        f"Resize-{label}",
+        f"y = Resize<{attributes}>(x, , s)",
+        x=f(1, 2, 4, 5),
+        constants={"s": np.array(scales, np.float32)},
+        linear=True,
+    )
+case(
+    "Resize-sizes",
+    'y = Resize<mode="linear">(x, , , n)',
+    x=f(1, 1, 4, 5),
+    constants={"n": i(1, 1, 7, 3)},
+    linear=True,
+)
+case(
+    "Resize-axes",
+    'y = Resize<mode="linear", axes=[2, 3]>(x, , , n)',
+    x=f(1, 1, 4, 5),
+    constants={"n": i(7, 3)},
+    linear=True,
+)
+case(
+    "Resize-11",
+    'y = Resize<mode="nearest">(x, r, s)',
+    opset=11,
+    x=f(1, 1, 4, 5),
+    constants={"r": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 2], np.float32)},
+    linear=True,
+)
+case(
+    "Resize-10",
+    'y = Resize<mode="nearest">(x, s)',
+    opset=10,
+    x=f(1, 1, 4, 5),
+    constants={"s": np.array([1, 1, 1.7, 2], np.float32)},
+    linear=True,
+)
+case(
+    "Resize-10-linear",
+    'y = Resize<mode="linear">(x, s)',
+    opset=10,
+    x=f(1, 1, 4, 5),
+    constants={"s": np.array([1, 1, 1.7, 2], np.float32)},
+    linear=True,
+)
+case(
+    "Upsample-9",
+    'y = Upsample<mode="nearest">(x, s)',
+    opset=9,
+    x=f(1, 1, 4, 5),
+    constants={"s": np.array([1, 1, 2, 3], np.float32)},
+    linear=True,
+)
+case(
+    "Upsample-7-linear",
+    'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)',
+    opset=7,
+    x=f(1, 1, 4, 5),
+    linear=True,
+)
+case(
+    "Col2Im",
+    "y = Col2Im<strides=[1, 2], pads=[1, 0, 0, 1]>(x, n, k)",
+    x=f(1, 8, 10),
+    constants={"n": i(5, 4), "k": i(2, 2)},
+    dynamic=False,
+    reference=True,
+)
 case("CumProd", "y = CumProd<exclusive=1>(x, a)", opset=26, x=f(2, 3), constants={"a": np.array(1)})
 
-# -- what ONNX Runtime's optimizer writes --------------------------------------------------------------------------------
+# -- what ONNX Runtime's optimizer writes --------------------------------------------------------------------
 
 MS = {"com.microsoft": 1}
 case("ms.Gelu", "y = com.microsoft.Gelu(x)", x=f(2, 4), domains=MS, single=True)
 case("ms.QuickGelu", "y = com.microsoft.QuickGelu<alpha=1.5>(x)", x=f(2, 4), domains=MS, single=True)
 case("ms.FastGelu", "y = com.microsoft.FastGelu(x)", x=f(2, 4), domains=MS, single=True)
-case("ms.FastGelu-bias", "y = com.microsoft.FastGelu(x, b)", x=f(2, 4), b=f(4, seed=1), domains=MS, single=True)
+case(
+    "ms.FastGelu-bias", "y = com.microsoft.FastGelu(x, b)", x=f(2, 4), b=f(4, seed=1), domains=MS, single=True
+)
 case("ms.BiasGelu", "y = com.microsoft.BiasGelu(x, b)", x=f(2, 4), b=f(4, seed=1), domains=MS, single=True)
 for trans_a in (0, 1):
     for trans_b in (0, 1):
         left, right = f(2, *((3, 2) if trans_a else (2, 3))), f(2, *((4, 3) if trans_b else (3, 4)), seed=1)
-        case(f"ms.FusedMatMul-{trans_a}{trans_b}", f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)", a=left, b=right, domains=MS, linear=True)
-        case(f"ms.FusedMatMul-{trans_a}{trans_b}-broadcast", f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)", a=left, b=right[0], domains=MS, linear=True)
+        case(
+            f"ms.FusedMatMul-{trans_a}{trans_b}",
+            f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)",
+            a=left,
+            b=right,
+            domains=MS,
+            linear=True,
+        )
+        case(
+            f"ms.FusedMatMul-{trans_a}{trans_b}-broadcast",
+            f"y = com.microsoft.FusedMatMul<alpha=0.5, transA={trans_a}, transB={trans_b}>(a, b)",
+            a=left,
+            b=right[0],
+            domains=MS,
+            linear=True,
+        )
 for label, outputs in {"": ("y",), "-sum": ("y", "t")}.items():
-    case(f"ms.SkipLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipLayerNormalization<epsilon=0.1>(x, k, g, b, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), b=f(4, seed=3), d=f(4, seed=4), domains=MS, single=True)
-    case(f"ms.SkipSimplifiedLayerNormalization{label}", "y, m, v, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.1>(x, k, g, d)", outputs=outputs, x=f(2, 2, 4), k=f(2, 2, 4, seed=1), g=f(4, seed=2), d=f(4, seed=4), domains=MS, single=True)
+    case(
+        f"ms.SkipLayerNormalization{label}",
+        "y, m, v, t = com.microsoft.SkipLayerNormalization<epsilon=0.1>(x, k, g, b, d)",
+        outputs=outputs,
+        x=f(2, 2, 4),
+        k=f(2, 2, 4, seed=1),
+        g=f(4, seed=2),
+        b=f(4, seed=3),
+        d=f(4, seed=4),
+        domains=MS,
+        single=True,
+    )
+    case(
+        f"ms.SkipSimplifiedLayerNormalization{label}",
+        "y, m, v, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.1>(x, k, g, d)",
+        outputs=outputs,
+        x=f(2, 2, 4),
+        k=f(2, 2, 4, seed=1),
+        g=f(4, seed=2),
+        d=f(4, seed=4),
+        domains=MS,
+        single=True,
+    )
 
-# -- DFT, DequantizeLinear ------------------------------------------------------------------------------------------------
+# -- DFT, DequantizeLinear -----------------------------------------------------------------------------------
 
 for opset in (17, 20):
     axis = ", axis=1" if opset == 17 else ""
     extra = "" if opset == 17 else ", , k"
     constants = {} if opset == 17 else {"k": np.array(1)}
-    for label, (components, attributes) in {"real": (1, "inverse=0"), "complex": (2, "inverse=0"), "inverse": (2, "inverse=1"), "onesided": (1, "onesided=1")}.items():
-        case(f"DFT-{opset}-{label}", f"y = DFT<{attributes}{axis}>(x{extra})", opset=opset, x=f(2, 5, 3, components), constants=constants)
+    for label, (components, attributes) in {
+        "real": (1, "inverse=0"),
+        "complex": (2, "inverse=0"),
+        "inverse": (2, "inverse=1"),
+        "onesided": (1, "onesided=1"),
+    }.items():
+        case(
+            f"DFT-{opset}-{label}",
+            f"y = DFT<{attributes}{axis}>(x{extra})",
+            opset=opset,
+            x=f(2, 5, 3, components),
+            constants=constants,
+        )
     for length in (3, 7):
-        case(f"DFT-{opset}-length{length}", f"y = DFT<inverse=0{axis}>(x, n{extra[3:] and ', k'})", opset=opset, x=f(2, 5, 3, 1), constants={**constants, "n": np.array(length)})
-case("DequantizeLinear", "y = DequantizeLinear(q, s, z)", q=np.arange(6, dtype=np.uint8).reshape(2, 3), s=np.array(0.3), constants={"z": np.array(2, np.uint8)}, single=True)
-case("DequantizeLinear-axis", "y = DequantizeLinear<axis=1>(q, s, z)", q=np.arange(6, dtype=np.uint8).reshape(2, 3), s=f(3, low=0.5), constants={"z": np.array([2, 0, 5], np.uint8)}, single=True)
+        case(
+            f"DFT-{opset}-length{length}",
+            f"y = DFT<inverse=0{axis}>(x, n{extra[3:] and ', k'})",
+            opset=opset,
+            x=f(2, 5, 3, 1),
+            constants={**constants, "n": np.array(length)},
+        )
+case(
+    "DequantizeLinear",
+    "y = DequantizeLinear(q, s, z)",
+    q=np.arange(6, dtype=np.uint8).reshape(2, 3),
+    s=np.array(0.3),
+    constants={"z": np.array(2, np.uint8)},
+    single=True,
+)
+case(
+    "DequantizeLinear-axis",
+    "y = DequantizeLinear<axis=1>(q, s, z)",
+    q=np.arange(6, dtype=np.uint8).reshape(2, 3),
+    s=f(3, low=0.5),
+    constants={"z": np.array([2, 0, 5], np.uint8)},
+    single=True,
+)

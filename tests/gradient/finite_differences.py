@@ -1,8 +1,9 @@
 """One runner for all single-operator cases: gradients against central differences, in float64.
 
-A case is a line of ONNX text with its inputs (cases.py). The runner makes a forward model whose loss is the sum of every
-output times fixed random numbers, builds the gradient model, and compares with central differences of the *forward* model.
-Both run in ONNX Runtime where it has float64 kernels, else in onnx's reference implementation.
+A case is a line of ONNX text with its inputs (cases.py). The runner makes a forward model whose loss is the
+sum of every output times fixed random numbers, builds the gradient model, and compares with central
+differences of the *forward* model. Both run in ONNX Runtime where it has float64 kernels, else in onnx's
+reference implementation.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from ort_ops.gradient import build_gradient_model
 from ort_ops.operators import REFERENCE_OPS
 
 STEP = 1e-6
-"""Central differences err by STEP^2 * f''' / 6 and by rounding, 2^-53 * |f| / STEP: some 1e-10 relative, both."""
+"""Central differences err by STEP^2 * f''' / 6 and by rounding, 2^-53 * |f| / STEP: some 1e-10 relative,
+both."""
 
 TOLERANCE = 2e-7
-"""Relative to the largest element of the gradient or of the loss's terms; a thousand times the error above."""
+"""Relative to the largest element of the gradient or of the loss's terms; a thousand times the error
+above."""
 
 LINEAR_STEP = 0.25
 LINEAR_TOLERANCE = 2e-5
-"""For operators that are linear in each element, which float32 is enough for: the difference has no error but rounding,
-some 100 additions of 2^-24 each over a step of 1/4."""
+"""For operators that are linear in each element, which float32 is enough for: the difference has no error but
+rounding, some 100 additions of 2^-24 each over a step of 1/4."""
 
 SINGLE_STEP = 1e-2
 SINGLE_TOLERANCE = 1e-3
-"""For smooth operators in float32: the difference errs by STEP^2 * f''' / 6, and by rounding, 2^-24 * |f| / STEP, which is
-the larger part: some 1e-4."""
+"""For smooth operators in float32: the difference errs by STEP^2 * f''' / 6, and by rounding, 2^-24 * |f| /
+STEP, which is the larger part: some 1e-4."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -50,9 +53,12 @@ class Case:
         opset: version of the default domain.
         dynamic: also build the model with every dim of the inputs unknown.
         static: inputs whose dims are known also in the dynamic build, as those of weights are.
-        linear: the operator is linear in each element, and ONNX Runtime has it in float32 only: run it in that.
-        single: smooth, but ONNX Runtime has it in float32 only, and onnx's reference implementation not in every form.
-        reference: ONNX Runtime's float64 kernel is no better than float32: run onnx's reference implementation.
+        linear: the operator is linear in each element, and ONNX Runtime has it in float32 only: run it in
+            that.
+        single: smooth, but ONNX Runtime has it in float32 only, and onnx's reference implementation not in
+            every form.
+        reference: ONNX Runtime's float64 kernel is no better than float32: run onnx's reference
+            implementation.
         domains: other domains that the text uses, with versions.
     """
 
@@ -95,14 +101,19 @@ def forward_model(case: Case, dynamic: bool) -> onnx.ModelProto:
     """The case with `loss` = sum over outputs of output * weights; weights have the outputs' shapes."""
 
     def declare(name: str, value: np.ndarray) -> str:
-        dims = [f"{name}_{axis}" if dynamic and name not in case.static else str(size) for axis, size in enumerate(value.shape)]
+        dims = [
+            f"{name}_{axis}" if dynamic and name not in case.static else str(size)
+            for axis, size in enumerate(value.shape)
+        ]
         kind = onnx.helper.tensor_dtype_to_string(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
         return f"{kind.removeprefix('TensorProto.').lower()}[{','.join(dims)}] {name}".replace("[]", "")
 
     domains = "".join(f', "{domain}": {version}' for domain, version in case.domains.items())
     header = f'<ir_version: 8, opset_import: ["": {case.opset}{domains}]>'
     inputs = ", ".join(declare(name, value) for name, value in case.inputs.items())
-    parts = [f"sum_{y} = Mul({y}, weights_{y})\n part_{y} = ReduceSum<keepdims=0>(sum_{y})" for y in case.outputs]
+    parts = [
+        f"sum_{y} = Mul({y}, weights_{y})\n part_{y} = ReduceSum<keepdims=0>(sum_{y})" for y in case.outputs
+    ]
     kind = "float" if case.real == np.float32 else "double"
     loss = f"loss = Sum({', '.join(f'part_{y}' for y in case.outputs)})"
     body = "\n".join([case.text, *parts, loss])
@@ -121,13 +132,18 @@ def _output_shapes(case: Case, model: onnx.ModelProto) -> dict[str, tuple[int, .
     del probe.graph.node[-1 - 2 * len(case.outputs) :]
     del probe.graph.output[:]
     probe.graph.output.extend(
-        onnx.helper.make_tensor_value_info(y, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(case.real)), None) for y in case.outputs
+        onnx.helper.make_tensor_value_info(y, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(case.real)), None)
+        for y in case.outputs
     )
-    return {y: value.shape for y, value in zip(case.outputs, runner(probe, case.reference)(case.inputs), strict=True)}
+    return {
+        y: value.shape
+        for y, value in zip(case.outputs, runner(probe, case.reference)(case.inputs), strict=True)
+    }
 
 
 def runner(model: onnx.ModelProto, reference_only: bool = False) -> Callable[[Feeds], list[np.ndarray]]:
-    """Something that runs a model: ONNX Runtime if it has the kernels, else onnx's reference implementation."""
+    """Something that runs a model: ONNX Runtime if it has the kernels, else onnx's reference
+    implementation."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -157,10 +173,14 @@ def check_case(case: Case, dynamic: bool = False) -> None:
         assert gradient.dtype == case.real
         assert gradient.shape == expected.shape
         scale = max(1.0, np.abs(expected).max(initial=0.0))
-        np.testing.assert_allclose(gradient, expected, rtol=0, atol=tolerance * scale, err_msg=f"d{name} of {case.text}")
+        np.testing.assert_allclose(
+            gradient, expected, rtol=0, atol=tolerance * scale, err_msg=f"d{name} of {case.text}"
+        )
 
 
-def central_differences(function: Callable[[Feeds], float], feeds: Feeds, name: str, size: float) -> np.ndarray:
+def central_differences(
+    function: Callable[[Feeds], float], feeds: Feeds, name: str, size: float
+) -> np.ndarray:
     """The derivative of `function` by each element of input `name`, from steps of `size` both ways."""
     result = np.zeros(feeds[name].shape)
     for index in np.ndindex(result.shape):

@@ -1,6 +1,7 @@
 """Runs every gradient model of a folder at every optimisation level in the ONNX Runtime of this interpreter.
 
-Started by test_old_runtime_levels.py. A case is NAME.onnx with NAME.inputs.npz; the outputs at LEVEL go to NAME.LEVEL.npz.
+Started by test_old_runtime_levels.py. A case is NAME.onnx with NAME.inputs.npz; the outputs at LEVEL go to
+NAME.LEVEL.npz.
 """
 
 import sys
@@ -23,7 +24,9 @@ def main(folder: Path) -> None:
             ort_ops.register(options)
             session = onnxruntime.InferenceSession(str(model), options, ["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()]
-            np.savez(model.with_suffix(f".{level}.npz"), **dict(zip(names, session.run(names, feeds), strict=True)))
+            np.savez(
+                model.with_suffix(f".{level}.npz"), **dict(zip(names, session.run(names, feeds), strict=True))
+            )
     print(onnxruntime.__version__)
 
 

@@ -1,8 +1,9 @@
-"""Operators for onnx's reference implementation where its own is too coarse or refuses what the standard allows.
+"""Operators for onnx's reference implementation where its own is too coarse or refuses what the standard
+allows.
 
-Its Erf (also that inside Gelu) and Shrink compute in float32 whatever the input, its Mean does not broadcast to a larger first operand, its
-constant Pad cannot crop, its LRN takes the batch size for the number of channels, and its MeanVarianceNormalization mixes
-float32 constants with float64 data.
+Its Erf (also that inside Gelu) and Shrink compute in float32 whatever the input, its Mean does not broadcast
+to a larger first operand, its constant Pad cannot crop, its LRN takes the batch size for the number of
+channels, and its MeanVarianceNormalization mixes float32 constants with float64 data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Operators that PyTorch has in the same form, where central differences are too coarse: against its float64 gradients."""
+"""Operators that PyTorch has in the same form, where central differences are too coarse: against its float64
+gradients."""
+
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
 
 from __future__ import annotations
 
@@ -22,20 +25,34 @@ def gradients(text: str, feeds: dict[str, np.ndarray], names: list[str]) -> list
 
 @pytest.mark.parametrize("align", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize(("mode", "size"), [("linear", (4, 3)), ("nearest", (4, 3)), ("cubic", (5, 4)), ("linear", (3, 4, 2)), ("nearest", (3, 2, 4))])
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [
+        ("linear", (4, 3)),
+        ("nearest", (4, 3)),
+        ("cubic", (5, 4)),
+        ("linear", (3, 4, 2)),
+        ("nearest", (3, 2, 4)),
+    ],
+)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_grid_sample(mode: str, size: tuple[int, ...], padding: str, align: int, dynamic: bool) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((2, 3, *size)).astype(np.float32)
     grid = generator.uniform(-1.3, 1.3, (2, *(3,) * len(size), len(size))).astype(np.float32)
     shapes = {"x": x.shape, "grid": grid.shape}
-    dims = {name: ",".join(f"{name}{axis}" if dynamic else str(n) for axis, n in enumerate(shape)) for name, shape in shapes.items()}
-    text = f"""<ir_version: 8, opset_import: ["": 20]> g (float[{dims['x']}] x, float[{dims['grid']}] grid) => (float loss) {{
+    dims = {
+        name: ",".join(f"{name}{axis}" if dynamic else str(n) for axis, n in enumerate(shape))
+        for name, shape in shapes.items()
+    }
+    text = f"""<ir_version: 8, opset_import: ["": 20]> g (float[{dims["x"]}] x, float[{dims["grid"]}] grid) => (float loss) {{
         y = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={align}>(x, grid)
         z = Mul(y, y)  loss = ReduceSum<keepdims=0>(z) }}"""
     dx, dgrid = gradients(text, {"x": x, "grid": grid}, ["x", "grid"])
     tensors = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (x, grid)]
-    y = torch.nn.functional.grid_sample(*tensors, mode=TORCH_MODES[mode], padding_mode=padding, align_corners=bool(align))
+    y = torch.nn.functional.grid_sample(
+        *tensors, mode=TORCH_MODES[mode], padding_mode=padding, align_corners=bool(align)
+    )
     (y * y).sum().backward()
     for gradient, tensor in ((dx, tensors[0]), (dgrid, tensors[1])):
         expected = tensor.grad.numpy()

@@ -1,5 +1,7 @@
 """One built model is right at several sizes, 1 included, where broadcasting means something else."""
 
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
+
 from __future__ import annotations
 
 import numpy as np
@@ -40,19 +42,23 @@ BLOCK = """<ir_version: 8, opset_import: ["": 18]> g (int64[B,S] tokens, int64[B
     join = Constant<value_ints=[0, 0, 8]>()  joined = Reshape(t, join)  r = Add(x, joined)  s = Mul(r, scale)
     logits = MatMul(s, head)  flat = Constant<value_ints=[-1, 11]>()  rows = Reshape(logits, flat)
     all = Constant<value_ints=[-1]>()  labels = Reshape(targets, all)
-    loss = SoftmaxCrossEntropyLoss(rows, labels) }""".replace("    lengths = Concat<axis=0>(until, until)\n", "").replace(
-    "    ones =", "    square = Concat<axis=0>(until, until)\n    ones ="
-)
+    loss = SoftmaxCrossEntropyLoss(rows, labels) }""".replace(
+    "    lengths = Concat<axis=0>(until, until)\n", ""
+).replace("    ones =", "    square = Concat<axis=0>(until, until)\n    ones =")
 
 
 def model() -> onnx.ModelProto:
     parsed = onnx.parser.parse_model(BLOCK)
-    parsed.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in WEIGHTS.items())
+    parsed.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in WEIGHTS.items()
+    )
     return parsed
 
 
 def torch_gradients(tokens: np.ndarray, targets: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    w = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in WEIGHTS.items()}
+    w = {
+        name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in WEIGHTS.items()
+    }
     batch, length = tokens.shape
     x = w["embedding"][torch.tensor(tokens)] + w["positions"][:length]
     n = torch.nn.functional.layer_norm(x, (H,), w["gamma"], w["beta"])
@@ -61,7 +67,9 @@ def torch_gradients(tokens: np.ndarray, targets: np.ndarray) -> tuple[float, dic
         return value.reshape(batch, length, HEADS, H // HEADS).transpose(1, 2)
 
     q, k, v = heads(n @ w["wq"] + w["bias"]), heads(n @ w["wk"]), heads(n @ w["wv"])
-    scores = q @ k.transpose(2, 3) * 0.5 + torch.triu(torch.full((length, length), -10000.0, dtype=torch.float64), 1)
+    scores = q @ k.transpose(2, 3) * 0.5 + torch.triu(
+        torch.full((length, length), -10000.0, dtype=torch.float64), 1
+    )
     joined = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, H)
     logits = (x + joined) * w["scale"] @ w["head"]
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 11), torch.tensor(targets).reshape(-1))
@@ -76,7 +84,9 @@ def test_an_attention_block_at_several_sizes(plugin: bool) -> None:
     options = onnxruntime.SessionOptions()
     if plugin:
         ort_ops.register(options)
-    session = onnxruntime.InferenceSession(training.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        training.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     for batch, length in ((2, 5), (1, 1), (3, 1), (1, 7), (2, 5)):
         tokens = GENERATOR.integers(-11, 11, (batch, length))
         targets = GENERATOR.integers(0, 11, (batch, length))
@@ -86,7 +96,9 @@ def test_an_attention_block_at_several_sizes(plugin: bool) -> None:
         # some thirty float32 stages; what cancels in one tensor's gradient was as large as the others'
         tolerance = 100 * 2.0**-24 * max(np.abs(value).max() for value in expected.values())
         for name, gradient in zip(WEIGHTS, gradients, strict=True):
-            np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=tolerance, err_msg=f"{name} {batch}x{length}")
+            np.testing.assert_allclose(
+                gradient, expected[name], rtol=0, atol=tolerance, err_msg=f"{name} {batch}x{length}"
+            )
 
 
 PATTERNS = [
@@ -97,7 +109,9 @@ PATTERNS = [
 
 @pytest.mark.parametrize("operator", ["Add", "Mul", "Sub", "Div", "Pow", "Where"])
 @pytest.mark.parametrize(("left", "right", "a_shape", "b_shape"), PATTERNS)
-def test_broadcasting_is_undone_at_run_time(operator: str, left: str, right: str, a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+def test_broadcasting_is_undone_at_run_time(
+    operator: str, left: str, right: str, a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> None:
     call = "Where(c, a, b)" if operator == "Where" else f"{operator}(a, b)"
     parsed = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g (float[{left}] a, float[{right}] b, bool c) => (float loss) {{
         y = {call}  z = Mul(y, y)  loss = ReduceSum<keepdims=0>(z) }}""")

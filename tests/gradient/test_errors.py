@@ -1,5 +1,7 @@
 """What cannot be differentiated is refused with one sentence that names it, why, and the way out."""
 
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,7 +13,12 @@ from ort_ops.gradient import GradientError, build_gradient_model
 HEADER = '<ir_version: 8, opset_import: ["": 18, "my.domain": 1]>'
 
 
-def model(body: str, inputs: str = "float[2,3] x", initializers: str = "float[3] w = {1, 2, 3}", loss: str = "float loss") -> onnx.ModelProto:
+def model(
+    body: str,
+    inputs: str = "float[2,3] x",
+    initializers: str = "float[3] w = {1, 2, 3}",
+    loss: str = "float loss",
+) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"{HEADER} g ({inputs}) => ({loss}) <{initializers}> {{ {body} }}")
 
 
@@ -76,7 +83,9 @@ def test_name_given_twice() -> None:
 
 def test_integer_name() -> None:
     indexed = model(
-        "y = Gather(w, i)\n loss = ReduceSum<keepdims=0>(y)", inputs="int64[2] i", initializers="float[3] w = {1, 2, 3}"
+        "y = Gather(w, i)\n loss = ReduceSum<keepdims=0>(y)",
+        inputs="int64[2] i",
+        initializers="float[3] w = {1, 2, 3}",
     )
     message = refusal(indexed, ["i"])
     assert "'i' (int64)" in message and "only float" in message
@@ -146,7 +155,9 @@ CONTROL = {
 
 @pytest.mark.parametrize("operator", CONTROL)
 def test_control_flow_on_the_way_is_refused_by_name(operator: str) -> None:
-    message = refusal(model(f"{CONTROL[operator]}\n loss = ReduceSum<keepdims=0>(y)", inputs="float[2,3] x, bool c"), ["w"])
+    message = refusal(
+        model(f"{CONTROL[operator]}\n loss = ReduceSum<keepdims=0>(y)", inputs="float[2,3] x, bool c"), ["w"]
+    )
     name = {"If": "choose", "Loop": "repeat"}[operator]
     assert f"{operator} (node '{name}')" in message and "control flow" in message and "'w'" in message
 
@@ -165,7 +176,8 @@ def test_control_flow_off_the_way_is_left_alone(operator: str) -> None:
 
 def test_if_with_a_constant_condition_becomes_its_branch() -> None:
     folded = model(
-        CONTROL["If"] + "\n loss = ReduceSum<keepdims=0>(y)", initializers="float[3] w = {1, 2, 3}, bool c = {1}"
+        CONTROL["If"] + "\n loss = ReduceSum<keepdims=0>(y)",
+        initializers="float[3] w = {1, 2, 3}, bool c = {1}",
     )
     training = build_gradient_model(folded, ["w"])
     assert "If" not in [node.op_type for node in training.graph.node]

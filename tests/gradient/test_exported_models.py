@@ -1,4 +1,5 @@
-"""Whole exported models: every gradient agrees with the one that PyTorch computed when the model was exported."""
+"""Whole exported models: every gradient agrees with the one that PyTorch computed when the model was
+exported."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def test_gradients_agree_with_pytorch(name: str) -> None:
 
     assert model.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(training, full_check=True)
-    assert [output.name for output in training.graph.output] == ["loss", *(f"{name}_grad" for name in parameters)]
+    assert [output.name for output in training.graph.output] == [
+        "loss",
+        *(f"{name}_grad" for name in parameters),
+    ]
     assert len(training.graph.node) <= LARGEST_GROWTH * len(model.graph.node)
     operators = [node.op_type for node in training.graph.node]
     assert operators.count("AddLayerNormGrad") == sum(op == "LayerNormalization" for op in operators)
@@ -53,8 +57,8 @@ def test_gradients_agree_with_pytorch(name: str) -> None:
     loss, *gradients = session.run(None, feeds)
 
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
-    # float32 rounding of the whole backward pass, relative to the tensor, or to the model's largest gradient for tensors
-    # whose gradient is nothing but rounding (key biases of an attention)
+    # float32 rounding of the whole backward pass, relative to the tensor, or to the model's largest gradient
+    # for tensors whose gradient is nothing but rounding (key biases of an attention)
     largest = max(np.abs(expected[f"grad:{parameter}"]).max() for parameter in parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         reference = expected[f"grad:{parameter}"]

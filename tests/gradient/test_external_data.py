@@ -20,7 +20,9 @@ FROZEN = np.random.default_rng(1).standard_normal((6, 300)).astype(np.float32)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     model = onnx.parser.parse_model(TEXT.format(rows=400))
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in {"w": W, "frozen": FROZEN}.items())
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in {"w": W, "frozen": FROZEN}.items()
+    )
     path = tmp_path / "forward.onnx"
     onnx.save_model(model, path, save_as_external_data=True, location="forward.data", size_threshold=0)
     return path

@@ -1,4 +1,7 @@
-"""What the built model looks like from outside: names, order, inputs, opsets, and that nothing is wasted or changed."""
+"""What the built model looks like from outside: names, order, inputs, opsets, and that nothing is wasted or
+changed."""
+
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
 
 from __future__ import annotations
 
@@ -123,7 +126,9 @@ def test_nothing_is_computed_below_the_lowest_parameter_or_for_frozen_weights() 
 
 def test_every_node_is_read() -> None:
     training = build_gradient_model(parse(SIMPLE), ["w"])
-    read = {name for node in training.graph.node for name in node.input} | {value.name for value in training.graph.output}
+    read = {name for node in training.graph.node for name in node.input} | {
+        value.name for value in training.graph.output
+    }
     assert all(any(name in read for name in node.output) for node in training.graph.node)
     assert {tensor.name for tensor in training.graph.initializer} <= read
 
@@ -157,5 +162,7 @@ def test_functions_of_the_model_are_inlined_nested_ones_too() -> None:
 
 
 def test_building_twice_gives_the_same_bytes() -> None:
-    first, second = (build_gradient_model(parse(SIMPLE)).SerializeToString(deterministic=True) for _ in range(2))
+    first, second = (
+        build_gradient_model(parse(SIMPLE)).SerializeToString(deterministic=True) for _ in range(2)
+    )
     assert first == second

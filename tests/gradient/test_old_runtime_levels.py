@@ -1,8 +1,9 @@
 """Gradient models of real networks in an old ONNX Runtime, at every optimisation level.
 
-The interpreter is named by the environment variable ORT_OPS_TEST_OLD_RUNTIME_PYTHON; tests/runtime/test_old_runtime.py says
-what it needs. 1.19.2 replaces an Add before a LayerNormalization by its own fused node if nothing else reads the sum, and
-that node leaves the statistics empty: the gradient models must not let it.
+The interpreter is named by the environment variable ORT_OPS_TEST_OLD_RUNTIME_PYTHON;
+tests/runtime/test_old_runtime.py says what it needs. 1.19.2 replaces an Add before a LayerNormalization by
+its own fused node if nothing else reads the sum, and that node leaves the statistics empty: the gradient
+models must not let it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def parameters(name: str) -> list[str]:
-    return [key.removeprefix("grad:") for key in np.load(FOLDER / f"{name}.npz").files if key.startswith("grad:")]
+    return [
+        key.removeprefix("grad:") for key in np.load(FOLDER / f"{name}.npz").files if key.startswith("grad:")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = np.load(FOLDER / f"{name}.npz")
         onnx.save(build_gradient_model(model, parameters(name)), folder / f"{name}.onnx")
         feeds = {key.removeprefix("in:"): data[key] for key in data.files if key.startswith("in:")}
-        np.savez(folder / f"{name}.inputs.npz", **feeds, **{key: tensor(model, key) for key in parameters(name)})
+        np.savez(
+            folder / f"{name}.inputs.npz", **feeds, **{key: tensor(model, key) for key in parameters(name)}
+        )
     done = subprocess.run(
         [os.environ[VARIABLE], str(SCRIPT), str(folder)],
         env={**os.environ, "PYTHONPATH": str(package.parent)},
@@ -70,4 +75,6 @@ def test_gradients_agree_with_pytorch(folder: Path, name: str, level: str) -> No
     for parameter in parameters(name):
         reference = expected[f"grad:{parameter}"]
         tolerance = 1e-3 * max(np.abs(reference).max(), 1e-3 * largest)
-        np.testing.assert_allclose(results[f"{parameter}_grad"], reference, rtol=0, atol=tolerance, err_msg=parameter)
+        np.testing.assert_allclose(
+            results[f"{parameter}_grad"], reference, rtol=0, atol=tolerance, err_msg=parameter
+        )

@@ -1,4 +1,7 @@
-"""Dropout with the mask of the same run, losses at their edges, 16-bit and mixed precision, embeddings on many threads."""
+"""Dropout with the mask of the same run, losses at their edges, 16-bit and mixed precision, embeddings on
+many threads."""
+
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ def run(model: onnx.ModelProto, threads: int = 1, **feeds: np.ndarray) -> dict[s
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     ort_ops.register(options)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     given = {value.name for value in session.get_inputs()}
     results = session.run(None, {name: value for name, value in feeds.items() if name in given})
     return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
@@ -41,7 +46,9 @@ def test_dropout_in_training(outputs: str, ratio: float, given: str, kind: str) 
     feeds = {"r": np.array(ratio, np.float32), "t": np.array(True)}
     if given == "constant":
         del model.graph.input[1:]
-        model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in feeds.items())
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(value, name) for name, value in feeds.items()
+        )
     training = build_gradient_model(model, ["x"])
     onnx.checker.check_model(training, full_check=True)
     dtype = np.float16 if kind == "float16" else np.float32
@@ -49,7 +56,9 @@ def test_dropout_in_training(outputs: str, ratio: float, given: str, kind: str) 
     kept = results["y"] != 0
     assert results["x_grad"].dtype == dtype
     np.testing.assert_array_equal(results["x_grad"] != 0, kept)
-    np.testing.assert_allclose(results["x_grad"][kept], 1 / (1 - ratio), rtol=1e-3 if kind == "float16" else 1e-6)
+    np.testing.assert_allclose(
+        results["x_grad"][kept], 1 / (1 - ratio), rtol=1e-3 if kind == "float16" else 1e-6
+    )
     if 0 < ratio < 0.9:
         assert 0 < kept.mean() < 1
 
@@ -94,8 +103,10 @@ def test_a_batch_whose_labels_are_all_ignored_has_a_gradient_of_zeros() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_an_embedding_that_repeats_one_row_loses_nothing_on_many_threads(threads: int) -> None:
-    model = parse("""g (int64[n] i, float[n,64] dy) => (float loss) <float[50,64] w> {
-        y = Gather(w, i)  z = Mul(y, dy)  loss = ReduceSum<keepdims=0>(z) }""".replace("<float[50,64] w>", ""))
+    model = parse(
+        """g (int64[n] i, float[n,64] dy) => (float loss) <float[50,64] w> {
+        y = Gather(w, i)  z = Mul(y, dy)  loss = ReduceSum<keepdims=0>(z) }""".replace("<float[50,64] w>", "")
+    )
     weight = GENERATOR.standard_normal((50, 64)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     indices = GENERATOR.integers(-5, 5, 20000)
@@ -113,15 +124,21 @@ HALF = """g ({kind}[2,3,8] x, {kind}[8,8] w, {kind}[8] b, {kind}[8] gamma) => (f
     wide = Cast<to=1>(s)  sq = Mul(wide, wide)  loss = ReduceSum<keepdims=0>(sq) }}"""
 
 
-@pytest.mark.parametrize(("kind", "dtype", "bits"), [("float16", np.float16, 11), ("bfloat16", ml_dtypes.bfloat16, 8)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "bits"), [("float16", np.float16, 11), ("bfloat16", ml_dtypes.bfloat16, 8)]
+)
 def test_16_bit_models_keep_each_gradient_in_its_tensors_type(kind: str, dtype: np.dtype, bits: int) -> None:
     names = ["x", "w", "b", "gamma"]
     shapes = {"x": (2, 3, 8), "w": (8, 8), "b": (8,), "gamma": (8,)}
     feeds = {name: (GENERATOR.standard_normal(shape) / 2).astype(dtype) for name, shape in shapes.items()}
     training = build_gradient_model(parse(HALF.format(kind=kind)), names)
     onnx.checker.check_model(training, full_check=True)
-    wide = build_gradient_model(parse(HALF.format(kind="double").replace("to=1", "to=11").replace("float loss", "double loss")), names)
-    expected = ReferenceEvaluator(wide).run(None, {name: value.astype(np.float64) for name, value in feeds.items()})[1:]
+    wide = build_gradient_model(
+        parse(HALF.format(kind="double").replace("to=1", "to=11").replace("float loss", "double loss")), names
+    )
+    expected = ReferenceEvaluator(wide).run(
+        None, {name: value.astype(np.float64) for name, value in feeds.items()}
+    )[1:]
     if kind == "float16":
         results = list(run(training, **feeds).values())[1:]
     else:  # ONNX Runtime's CPU kernels do not know bfloat16
@@ -136,10 +153,15 @@ def test_16_bit_models_keep_each_gradient_in_its_tensors_type(kind: str, dtype: 
 def test_mixed_precision_casts_the_gradient_back() -> None:
     model = parse("""g (float[2,4] x, float[4,4] w) => (float loss) {
         xh = Cast<to=10>(x)  wh = Cast<to=10>(w)  y = MatMul(xh, wh)  z = Cast<to=1>(y)  loss = ReduceSum<keepdims=0>(z) }""")
-    x, w = GENERATOR.standard_normal((2, 4)).astype(np.float32), GENERATOR.standard_normal((4, 4)).astype(np.float32)
+    x, w = (
+        GENERATOR.standard_normal((2, 4)).astype(np.float32),
+        GENERATOR.standard_normal((4, 4)).astype(np.float32),
+    )
     results = run(build_gradient_model(model, ["x", "w"]), x=x, w=w)
     assert results["w_grad"].dtype == np.float32
-    np.testing.assert_allclose(results["w_grad"], np.repeat(x.sum(axis=0)[:, None], 4, axis=1), rtol=5e-3, atol=5e-3)
+    np.testing.assert_allclose(
+        results["w_grad"], np.repeat(x.sum(axis=0)[:, None], 4, axis=1), rtol=5e-3, atol=5e-3
+    )
 
 
 def test_integers_and_shapes_on_the_side_get_no_gradient_nodes() -> None:

@@ -1,5 +1,7 @@
 """A LayerNorm that is written out becomes one node, and only if it is exactly that."""
 
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
+
 from __future__ import annotations
 
 import numpy as np
@@ -22,11 +24,15 @@ TENSORFLOW = """sq = Mul(d, d)  var = ReduceMean(sq, axes)  sum = Add(var, eps) 
     f = Mul(r, gamma)  xf = Mul(x, f)  mf = Mul(mean, f)  shift = Sub(beta, mf)  y = Add(xf, shift)"""
 
 
-def build(body: str, axes: str = "-1", keep: int = 1, norm: str = "4", kind: str = "float", extra: str = "") -> ir.Model:
+def build(
+    body: str, axes: str = "-1", keep: int = 1, norm: str = "4", kind: str = "float", extra: str = ""
+) -> ir.Model:
     text = f"""<ir_version: 8, opset_import: ["": 18]> g ({kind}[2,3,4] x, {kind}[{norm}] gamma, {kind}[{norm}] beta) => ({kind}[2,3,4] y{extra}) {{
         {HEAD.format(axes=axes, keep=keep)} {body} }}"""
     if kind != "float":
-        text = text.replace("value_float=0.001", f"value={kind} {{1}}").replace("value_float=2.0", f"value={kind} {{2}}")
+        text = text.replace("value_float=0.001", f"value={kind} {{1}}").replace(
+            "value_float=2.0", f"value={kind} {{2}}"
+        )
     model = ir.from_proto(onnx.parser.parse_model(text))
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     infer_shapes(model)
@@ -39,7 +45,10 @@ def operators(model: ir.Model) -> list[str]:
 
 def run(model: ir.Model, norm: tuple[int, ...] = (4,)) -> np.ndarray:
     generator = np.random.default_rng(0)
-    feeds = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in {"x": (2, 3, 4), "gamma": norm, "beta": norm}.items()}
+    feeds = {
+        name: generator.standard_normal(shape).astype(np.float32)
+        for name, shape in {"x": (2, 3, 4), "gamma": norm, "beta": norm}.items()
+    }
     return ReferenceEvaluator(ir.to_proto(model)).run(None, feeds)[0]
 
 
@@ -50,7 +59,9 @@ def test_written_out(centred: str, scaled: str, shifted: str) -> None:
     model = build(f"{CENTRED[centred]}  {scaled}  {shifted}")
     before = run(model)
     assert fuse_layer_norm(model)
-    assert operators(model) == (["LayerNormalization"] if "beta" in shifted else ["LayerNormalization", "Identity"])
+    assert operators(model) == (
+        ["LayerNormalization"] if "beta" in shifted else ["LayerNormalization", "Identity"]
+    )
     np.testing.assert_allclose(run(model), before, rtol=1e-5, atol=1e-6)
 
 
@@ -78,7 +89,13 @@ PLAIN = CENTRED["pow, div"]
     ("body", "form"),
     [
         (PLAIN.replace("Pow(d, two)", "Pow(d, eps)") + AFFINE, {}),
-        (PLAIN.replace("ReduceMean(sq, axes)", "ReduceMean(sq, other)").replace("sq =", "other = Constant<value_ints=[1]>()  sq =") + AFFINE, {}),
+        (
+            PLAIN.replace("ReduceMean(sq, axes)", "ReduceMean(sq, other)").replace(
+                "sq =", "other = Constant<value_ints=[1]>()  sq ="
+            )
+            + AFFINE,
+            {},
+        ),
         (PLAIN + AFFINE, {"axes": "1"}),
         (PLAIN + AFFINE, {"norm": "1"}),
         (PLAIN + AFFINE, {"norm": "3,1"}),
@@ -87,7 +104,17 @@ PLAIN = CENTRED["pow, div"]
         (PLAIN.replace("Add(var, eps)", "Sub(var, eps)") + AFFINE, {}),
         (PLAIN.replace("sq = Pow(d, two)", "sq = Pow(x, two)") + AFFINE, {}),
     ],
-    ids=["other exponent", "other axes", "not the last axis", "scale of one", "scale of another shape", "float16", "deviation is an output", "eps subtracted", "mean square, not variance"],
+    ids=[
+        "other exponent",
+        "other axes",
+        "not the last axis",
+        "scale of one",
+        "scale of another shape",
+        "float16",
+        "deviation is an output",
+        "eps subtracted",
+        "mean square, not variance",
+    ],
 )
 def test_what_is_not_exactly_a_layer_norm_stays(body: str, form: dict[str, str]) -> None:
     model = build(body, **form)  # type: ignore[arg-type]
@@ -99,9 +126,11 @@ def test_what_is_not_exactly_a_layer_norm_stays(body: str, form: dict[str, str])
 
 def test_a_bias_of_another_shape_stays_an_add() -> None:
     """A residual that is added to a norm without a bias is no bias."""
-    model = ir.from_proto(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+    model = ir.from_proto(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         g (float[2,3,4] x, float[4] gamma, float[2,3,4] r) => (float[2,3,4] y) {
-        s = Sqrt(r)  n = LayerNormalization(x, gamma)  y = Add(n, s) }"""))
+        s = Sqrt(r)  n = LayerNormalization(x, gamma)  y = Add(n, s) }""")
+    )
     infer_shapes(model)
     fuse_layer_norm(model)
     assert operators(model) == ["Sqrt", "LayerNormalization", "Add"]

@@ -1,5 +1,7 @@
 """Older opsets are raised to 18; the model computes the same, with the same names outside."""
 
+# ruff: noqa: E501  (models in ONNX's text format and rows of tables read better on one line)
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,11 +31,15 @@ FORMS = {
 
 def parse(opset: int, body: str, kind: str) -> onnx.ModelProto:
     element = kind.partition("[")[0]
-    return onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {opset}]> g ({kind} x) => ({element} y) {{ {body} }}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 7, opset_import: ["": {opset}]> g ({kind} x) => ({element} y) {{ {body} }}'
+    )
 
 
 def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

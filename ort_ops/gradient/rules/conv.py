@@ -1,8 +1,9 @@
 """Derivatives of convolutions and poolings.
 
-All of them look through the same window: output position o sees the input positions o * stride + k * dilation - pad for
-k = 0 .. kernel - 1. The transposed convolution with no padding goes back from outputs to the padded input; cropping or
-extending its result (`_fit`) gives the gradient of the input for every padding, rounding mode and size.
+All of them look through the same window: output position o sees the input positions o * stride + k * dilation
+- pad for k = 0 .. kernel - 1. The transposed convolution with no padding goes back from outputs to the padded
+input; cropping or extending its result (`_fit`) gives the gradient of the input for every padding, rounding
+mode and size.
 """
 
 from __future__ import annotations
@@ -44,10 +45,15 @@ class _Window:
         return [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
 
     def _same_pads(self, c: Vjp, source: ir.Value, target: ir.Value, mode: str) -> tuple[ir.Value, ir.Value]:
-        """As much padding as makes the output ceil(input / stride) long, the odd one at the end (upper) or start."""
+        """As much padding as makes the output ceil(input / stride) long, the odd one at the end (upper) or
+        start."""
         covered = c.add(c.mul(c.sub(spatial(c, target), [1]), self.strides), self.reach)
         total = c.maximum(c.sub(covered, spatial(c, source)), [0])
-        half = c.op("Div", total, [2]) if total.const_value is None else c.emit.ints(total.const_value.numpy() // 2)
+        half = (
+            c.op("Div", total, [2])
+            if total.const_value is None
+            else c.emit.ints((total.const_value.numpy() // 2).tolist())
+        )
         rest = c.sub(total, half)
         return (half, rest) if mode == "SAME_UPPER" else (rest, half)
 
@@ -66,7 +72,9 @@ def _kernel_of(c: Vjp, weight: ir.Value) -> list[int]:
         return given
     sizes = list(weight.shape)[2:] if weight.shape is not None else [None]
     if not all(isinstance(size, int) for size in sizes):
-        raise c.fail("the kernel's spatial size must be known; give the weight a shape or the node a kernel_shape")
+        raise c.fail(
+            "the kernel's spatial size must be known; give the weight a shape or the node a kernel_shape"
+        )
     return [int(size) for size in sizes]  # type: ignore[arg-type]
 
 
@@ -92,7 +100,8 @@ def _input_gradient(
         extra = np.maximum(-end, 0)
         return c.op(
             "ConvTranspose", dy, weight, group=group, strides=window.strides, dilations=window.dilations,
-            pads=[*begin.tolist(), *(end + extra).tolist()], output_padding=extra.tolist() if extra.any() else None,
+            pads=[*begin.tolist(), *(end + extra).tolist()],
+            output_padding=extra.tolist() if extra.any() else None,
         )  # fmt: skip
     full = c.op("ConvTranspose", dy, weight, group=group, strides=window.strides, dilations=window.dilations)
     full_size = c.add(c.mul(c.sub(spatial(c, target), [1]), window.strides), window.reach)
@@ -100,11 +109,19 @@ def _input_gradient(
 
 
 def _weight_gradient(
-    c: Vjp, x: ir.Value, dy: ir.Value, window: _Window, group: int, channels: int | ir.SymbolicDim, target: ir.Value
+    c: Vjp,
+    x: ir.Value,
+    dy: ir.Value,
+    window: _Window,
+    group: int,
+    channels: int | ir.SymbolicDim,
+    target: ir.Value,
 ) -> ir.Value:
-    """dw of y = conv(x, w), [O, C / group, *kernel]: a convolution of x with dy, batch and channels exchanged.
+    """dw of y = conv(x, w), [O, C / group, *kernel]: a convolution of x with dy, batch and channels
+    exchanged.
 
-    w[o, c, k] meets x[n, c, o * stride + k * dilation] for every output position, so stride and dilation change places.
+    w[o, c, k] meets x[n, c, o * stride + k * dilation] for every output position, so stride and dilation
+    change places.
     """
     rank = len(window.kernel)
     space = list(range(2, 2 + rank))
@@ -112,27 +129,37 @@ def _weight_gradient(
         swapped = c.op("Transpose", x, perm=[1, 0, *space])
     else:
         if not isinstance(channels, int):
-            raise c.fail("the number of channels must be known for a grouped convolution; give the weight a shape")
+            raise c.fail(
+                "the number of channels must be known for a grouped convolution; give the weight a shape"
+            )
         apart = c.op("Reshape", x, c.join(c.dim(x, 0), [group, channels], spatial(c, x)))
         moved = c.op("Transpose", apart, perm=[2, 1, 0, *(axis + 1 for axis in space)])
         joined = c.join([channels, -1], spatial(c, x))
         swapped = c.op("Reshape", moved, joined)
     filters = c.op("Transpose", dy, perm=[1, 0, *space])
-    # Exactly as much padding at the end as lets the result be as large as the kernel, no larger, where that is known.
+    # Exactly as much padding at the end as lets the result be as large as the kernel, no larger, where that
+    # is known.
     known = [spatial(c, x).const_value, window.pad_begin.const_value, spatial(c, target).const_value]
-    steps = {"strides": window.dilations, "dilations": window.strides}
     if all(value is not None for value in known):
         size, begin, out = (value.numpy() for value in known if value is not None)
         end = (out - 1) * window.strides + window.reach - size - begin
         product = c.op(
-            "Conv", swapped, filters, group=group, pads=[*begin.tolist(), *np.maximum(end, 0).tolist()], **steps
+            "Conv",
+            swapped,
+            filters,
+            group=group,
+            pads=[*begin.tolist(), *np.maximum(end, 0).tolist()],
+            strides=window.dilations,
+            dilations=window.strides,
         )
         exact = bool(np.all(end >= 0))
     else:
         covered = c.add(c.mul(c.sub(spatial(c, target), [1]), window.strides), window.reach)
         end_pad = c.maximum(c.sub(c.sub(covered, spatial(c, x)), window.pad_begin), [0])
         padded = c.op("Pad", swapped, c.join(window.pad_begin, end_pad), None, window.axes)
-        product = c.op("Conv", padded, filters, group=group, **steps)
+        product = c.op(
+            "Conv", padded, filters, group=group, strides=window.dilations, dilations=window.strides
+        )
         exact = False
     if not exact:
         product = c.op("Slice", product, [0] * rank, window.kernel, window.axes)
@@ -166,7 +193,8 @@ def conv_transpose(c: Vjp) -> Grads:
     dx = None
     if c.wants(0):
         dx = c.op(
-            "Conv", dy, weight, group=group, strides=window.strides, dilations=window.dilations, pads=window.pads
+            "Conv", dy, weight, group=group, strides=window.strides, dilations=window.dilations,
+            pads=window.pads,
         )  # fmt: skip
         if any(extra >= step for extra, step in zip(window.extra, window.strides, strict=True)):
             dx = c.op("Slice", dx, [0] * rank, spatial(c, x), window.axes)
@@ -206,7 +234,7 @@ class _TransposedWindow(_Window):
         return [int(pad) for pad in (*begin, *end)]
 
 
-# -- pooling -------------------------------------------------------------------------------------------------------------
+# -- pooling -------------------------------------------------------------------------------------------------
 
 
 @vjp("MaxPool", limits="storage_order 0")
@@ -263,7 +291,10 @@ def _window_sum_gradient(c: Vjp, dy: ir.Value, window: _Window) -> ir.Value:
 def _window_counts(c: Vjp, window: _Window) -> ir.Value | float:
     """How many elements each output is the mean of."""
     include_pad, ceil = c.int_attr("count_include_pad", 0), c.int_attr("ceil_mode", 0)
-    unpadded = [pads.const_value is not None and not pads.const_value.numpy().any() for pads in (window.pad_begin, window.pad_end)]
+    unpadded = [
+        pads.const_value is not None and not pads.const_value.numpy().any()
+        for pads in (window.pad_begin, window.pad_end)
+    ]
     if not ceil and (include_pad or all(unpadded)):
         return float(np.prod(window.kernel))
     rank = len(window.kernel)
@@ -302,7 +333,8 @@ def global_max_pool(c: Vjp) -> Grads:
 
 @vjp("MaxUnpool", inputs=(0,))
 def max_unpool(c: Vjp) -> Grads:
-    """The elements are where `indices` put them; with a larger output_shape the indices mean the smaller tensor."""
+    """The elements are where `indices` put them; with a larger output_shape the indices mean the smaller
+    tensor."""
     if c.has(2):
         raise c.fail("an explicit output_shape is not supported; leave it out")
     flat = c.op("Reshape", c.dy(), [-1])

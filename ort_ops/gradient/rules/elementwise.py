@@ -11,7 +11,7 @@ from ort_ops.gradient.registry import Grads, vjp, zero_gradient
 
 zero_gradient("Floor", "Ceil", "Round", "Sign", "Hardmax")
 
-# -- arithmetic ----------------------------------------------------------------------------------------------------------
+# -- arithmetic ----------------------------------------------------------------------------------------------
 
 
 @vjp("Add", broadcasts=True)
@@ -95,7 +95,8 @@ def where(c: Vjp) -> Grads:
 
 @vjp("Clip", broadcasts=True)
 def clip(c: Vjp) -> Grads:
-    """At a bound the gradient goes to x, as in PyTorch; where the bounds cross, the upper one wins, as in the forward."""
+    """At a bound the gradient goes to x, as in PyTorch; where the bounds cross, the upper one wins, as in the
+    forward."""
     x, low, high = c.x(0), c.optional(1), c.optional(2)
     below = None if low is None else c.op("Less", x, low)
     above = None if high is None else c.op("Greater", x, high)
@@ -113,7 +114,7 @@ def clip(c: Vjp) -> Grads:
     )
 
 
-# -- types and copies ----------------------------------------------------------------------------------------------------
+# -- types and copies ----------------------------------------------------------------------------------------
 
 
 @vjp("Identity")
@@ -148,7 +149,7 @@ def dropout(c: Vjp) -> Grads:
     return (c.op("Mul", kept, c.cast(scale, c.dtype)),)
 
 
-# -- functions of one variable -------------------------------------------------------------------------------------------
+# -- functions of one variable -------------------------------------------------------------------------------
 
 
 @vjp("Abs")

@@ -1,8 +1,8 @@
 """Derivative of GridSample, in any number of dimensions: by the input and by the grid.
 
-Each sample is a weighted sum of input elements, a product over the axes of a few taps: one for nearest, two for linear, four
-for cubic. The input's gradient is a scatter-add of dy times the weights; the grid's is the sum with one axis's weights
-replaced by their derivatives.
+Each sample is a weighted sum of input elements, a product over the axes of a few taps: one for nearest, two
+for linear, four for cubic. The input's gradient is a scatter-add of dy times the weights; the grid's is the
+sum with one axis's weights replaced by their derivatives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CUBIC = -0.75
 
 @dataclass(frozen=True)
 class _Tap:
-    """One place along one axis, [N, P] each: its index, as int64, its weight and the weight's derivative by the position."""
+    """One place along one axis, [N, P] each: its index, as int64, its weight and the weight's derivative by
+    the position."""
 
     index: ir.Value
     weight: ir.Value
@@ -65,9 +66,9 @@ def grid_sample(c: Vjp) -> Grads:
                 by_axis[axis] = part if so_far is None else c.op("Add", so_far, part)
     parts = []
     for axis in reversed(range(dims)):
-        part = by_axis[axis]
-        if part is not None:
-            parts.append(c.op("Unsqueeze", c.op("Mul", part, stretch[axis]), [2]))
+        summed = by_axis[axis]
+        if summed is not None:
+            parts.append(c.op("Unsqueeze", c.op("Mul", summed, stretch[axis]), [2]))
     dgrid = c.like(c.op("Concat", *parts, axis=2), grid) if parts and c.wants(1) else None
     return c.like(total, x), dgrid
 
@@ -144,12 +145,17 @@ def _taps(c: Vjp, position: ir.Value, size: ir.Value) -> list[_Tap]:
     for offset in (-1, 0, 1, 2):
         distance = c.op("Sub", t, float(offset))
         weight, slope = _cubic(c, c.op("Abs", distance), near=offset in (0, 1))
-        taps.append(_placed(c, c.op("Add", first, float(offset)), weight, c.op("Mul", slope, c.op("Sign", distance)), size))
+        taps.append(
+            _placed(
+                c, c.op("Add", first, float(offset)), weight, c.op("Mul", slope, c.op("Sign", distance)), size
+            )
+        )
     return taps
 
 
 def _cubic(c: Vjp, d: ir.Value, near: bool) -> tuple[ir.Value, ir.Value]:
-    """The cubic kernel and its derivative at distance d: near is d <= 1, else 1 < d < 2. Polynomials by Horner's rule."""
+    """The cubic kernel and its derivative at distance d: near is d <= 1, else 1 < d < 2. Polynomials by
+    Horner's rule."""
     if near:
         coefficients = [CUBIC + 2.0, -(CUBIC + 3.0), 0.0, 1.0]
     else:
@@ -166,7 +172,8 @@ def _polynomial(c: Vjp, d: ir.Value, coefficients: list[float]) -> ir.Value:
 
 
 def _placed(c: Vjp, place: ir.Value, weight: ir.Value, slope: ir.Value | None, size: ir.Value) -> _Tap:
-    """A tap at `place`: outside the input its weight is zero, or its index is moved inside, as the padding says."""
+    """A tap at `place`: outside the input its weight is zero, or its index is moved inside, as the padding
+    says."""
     length = c.cast(size, c.dtype)
     last = c.op("Sub", length, 1.0)
     padding = c.str_attr("padding_mode", "zeros")

@@ -16,7 +16,9 @@ def matmul(c: Vjp) -> Grads:
     return matmul_gradients(c, c.dy())
 
 
-def matmul_gradients(c: Vjp, dy: ir.Value, trans_a: bool = False, trans_b: bool = False) -> tuple[ir.Value, ir.Value]:
+def matmul_gradients(
+    c: Vjp, dy: ir.Value, trans_a: bool = False, trans_b: bool = False
+) -> tuple[ir.Value, ir.Value]:
     """dA = dY B^T, dB = A^T dY, summed over the batch axes that an operand was broadcast along.
 
     `trans_a`, `trans_b`: the node swaps the operand's last two axes first; such operands are no vectors.
@@ -51,7 +53,9 @@ def matmul_gradients(c: Vjp, dy: ir.Value, trans_a: bool = False, trans_b: bool 
     return da, db
 
 
-def _product(c: Vjp, left: ir.Value, left_rank: int, right: ir.Value, right_rank: int, target: ir.Value) -> ir.Value:
+def _product(
+    c: Vjp, left: ir.Value, left_rank: int, right: ir.Value, right_rank: int, target: ir.Value
+) -> ir.Value:
     """left @ right, of the gradient's full shape, summed to the shape of `target`."""
     product = c.op("MatMul", left, right)
     rank = max(left_rank, right_rank)
@@ -74,7 +78,9 @@ def _batch(c: Vjp, rank: int) -> Sequence[int | ir.SymbolicDim]:
 def _weight_gradient(c: Vjp, a: ir.Value, dy: ir.Value, b: ir.Value) -> ir.Value:
     """A^T dY over all rows at once: one Gemm instead of a batch of products and a sum."""
     rows, columns = (c.x(1).shape[0], None) if c.rank(b) == 1 else c.x(1).shape  # type: ignore[index, misc]
-    product = c.op("Gemm", as_matrix(c, a, rows), as_matrix(c, dy, 1 if c.rank(b) == 1 else columns), transA=1)
+    product = c.op(
+        "Gemm", as_matrix(c, a, rows), as_matrix(c, dy, 1 if c.rank(b) == 1 else columns), transA=1
+    )
     return c.like(product, b) if c.rank(b) == 1 else product
 
 
@@ -117,8 +123,8 @@ def gemm(c: Vjp) -> Grads:
 def einsum(c: Vjp) -> Grads:
     """The gradient of an operand is the Einsum of dy and the other operands, to the operand's labels.
 
-    Labels that only this operand has were summed over: the gradient is repeated along them. A label that it has twice means
-    its diagonal: the gradient is zero elsewhere.
+    Labels that only this operand has were summed over: the gradient is repeated along them. A label that it
+    has twice means its diagonal: the gradient is zero elsewhere.
     """
     operands, output = _einsum_labels(c)
     sizes = {
@@ -131,7 +137,8 @@ def einsum(c: Vjp) -> Grads:
 
 
 def _einsum_labels(c: Vjp) -> tuple[list[str], str]:
-    """The labels of each operand and of the output; the axes of an ellipsis get capital letters, from the right."""
+    """The labels of each operand and of the output; the axes of an ellipsis get capital letters, from the
+    right."""
     left, arrow, right = c.str_attr("equation", "").replace(" ", "").partition("->")
     terms = left.split(",")
     used = set(left + right)
@@ -153,7 +160,9 @@ def _may_be_broadcast(label: str) -> bool:
     return label.isupper()
 
 
-def _einsum_gradient(c: Vjp, index: int, operands: list[str], output: str, sizes: dict[str, ir.Value]) -> ir.Value | None:
+def _einsum_gradient(
+    c: Vjp, index: int, operands: list[str], output: str, sizes: dict[str, ir.Value]
+) -> ir.Value | None:
     if not c.wants(index):
         return None
     x, labels = c.x(index), operands[index]
@@ -179,7 +188,8 @@ def _einsum_gradient(c: Vjp, index: int, operands: list[str], output: str, sizes
 
 
 def _einsum_diagonal(c: Vjp, gradient: ir.Value, labels: str, made: str) -> ir.Value:
-    """`gradient`, with one axis for each of the labels `made`, spread to the axes `labels`: on the diagonal, else zero."""
+    """`gradient`, with one axis for each of the labels `made`, spread to the axes `labels`: on the diagonal,
+    else zero."""
     first = {label: labels.index(label) for label in made}
     missing = [axis for axis, label in enumerate(labels) if first.get(label) != axis]
     spread = c.op("Unsqueeze", gradient, missing)

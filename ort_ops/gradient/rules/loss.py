@@ -15,9 +15,7 @@ def softmax_cross_entropy_loss(c: Vjp) -> Grads:
     row = _label_gradients(c, log_prob)
     probability = c.op("Exp", log_prob)
     spread = c.op("Mul", probability, row.gradient)
-    d_scores = c.op(
-        "ScatterElements", spread, row.labels, c.op("Neg", row.gradient), axis=1, reduction="add"
-    )
+    d_scores = c.op("ScatterElements", spread, row.labels, c.op("Neg", row.gradient), axis=1, reduction="add")
     if c.has_dy(1):
         total = c.op("ReduceSum", c.dy(1), [1], keepdims=1)
         d_scores = c.op("Add", d_scores, c.op("Sub", c.dy(1), c.op("Mul", probability, total)))
@@ -28,14 +26,19 @@ def softmax_cross_entropy_loss(c: Vjp) -> Grads:
 def negative_log_likelihood_loss(c: Vjp) -> Grads:
     row = _label_gradients(c, c.x(0))
     d_input = c.op(
-        "ScatterElements", c.zeros_like(c.x(0)), row.labels, c.op("Neg", row.gradient), axis=1, reduction="none"
+        "ScatterElements",
+        c.zeros_like(c.x(0)),
+        row.labels,
+        c.op("Neg", row.gradient),
+        axis=1,
+        reduction="none",
     )
     return d_input, None, row.weight_gradient
 
 
 class _Row:
-    """Per label, with an axis of size 1 in the place of the classes: the class index, with ignored labels moved to class
-    0, and the gradient of minus the log probability, which is 0 for them."""
+    """Per label, with an axis of size 1 in the place of the classes: the class index, with ignored labels
+    moved to class 0, and the gradient of minus the log probability, which is 0 for them."""
 
     def __init__(self, labels: ir.Value, gradient: ir.Value, weight_gradient: ir.Value | None) -> None:
         self.labels = labels
@@ -68,13 +71,16 @@ def _label_gradients(c: Vjp, log_prob: ir.Value) -> _Row:
         else:
             size = None
     gradient = c.op("Mul", counted, dloss)
-    return _Row(labels, gradient, _weight_gradient(c, log_prob, labels, ignored, dloss) if c.wants(2) else None)
+    return _Row(
+        labels, gradient, _weight_gradient(c, log_prob, labels, ignored, dloss) if c.wants(2) else None
+    )
 
 
 def _weight_gradient(
     c: Vjp, log_prob: ir.Value, labels: ir.Value, ignored: ir.Value | None, dloss: ir.Value
 ) -> ir.Value:
-    """The gradient of the class weights: sum over the labels of a class of -log p, minus the mean if that is taken."""
+    """The gradient of the class weights: sum over the labels of a class of -log p, minus the mean if that is
+    taken."""
     cost = c.op("Neg", c.op("GatherElements", log_prob, labels, axis=1))
     if c.str_attr("reduction", "mean") == "mean":
         cost = c.op("Sub", cost, c.y())

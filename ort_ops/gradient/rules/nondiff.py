@@ -1,4 +1,5 @@
-"""Operators that no gradient flows through, by definition: their results are counts, indices, truth values or noise."""
+"""Operators that no gradient flows through, by definition: their results are counts, indices, truth values or
+noise."""
 
 from __future__ import annotations
 
@@ -6,9 +7,13 @@ from ort_ops.gradient.registry import non_differentiable
 
 non_differentiable("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "NonMaxSuppression", "SequenceLength")
 non_differentiable("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf")
-non_differentiable("And", "Or", "Xor", "Not", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitCast")
+non_differentiable(
+    "And", "Or", "Xor", "Not", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitCast"
+)
 non_differentiable("Constant", "ConstantOfShape", "EyeLike")
-non_differentiable("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+non_differentiable(
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"
+)
 non_differentiable("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix")
 non_differentiable("OptionalHasElement", "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch")
 non_differentiable("TfIdfVectorizer", "ImageDecoder")

@@ -30,9 +30,10 @@ def log_softmax(c: Vjp) -> Grads:
 def layer_normalization(c: Vjp) -> Grads:
     """One AddLayerNormGrad, with the gradient of the residual branch added inside.
 
-    Its x1 is the sum that the norm reads and x2 is absent, also where that sum is made by an Add: the sum is in memory
-    anyway, so the backward reads one tensor instead of two and keeps one alive. And a sum with a second reader is left
-    alone by the runtime's own Add + LayerNormalization fusion, which in ONNX Runtime 1.19 loses the statistics.
+    Its x1 is the sum that the norm reads and x2 is absent, also where that sum is made by an Add: the sum is
+    in memory anyway, so the backward reads one tensor instead of two and keeps one alive. And a sum with a
+    second reader is left alone by the runtime's own Add + LayerNormalization fusion, which in ONNX Runtime
+    1.19 loses the statistics.
     """
     x = c.x(0)
     axis = c.int_attr("axis", -1) % c.rank(x)
@@ -46,13 +47,17 @@ def layer_normalization(c: Vjp) -> Grads:
 
 
 def fused_layer_norm_gradient(
-    c: Vjp, x: ir.Value, gamma: ir.Value, residual: ir.Value | None, statistics: tuple[ir.Value, ir.Value] | None = None
+    c: Vjp,
+    x: ir.Value,
+    gamma: ir.Value,
+    residual: ir.Value | None,
+    statistics: tuple[ir.Value, ir.Value] | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """dx, with `residual` added, dgamma and dbeta (both float) by one AddLayerNormGrad.
 
     Args:
-        statistics: mean and 1 / standard deviation of the forward pass; worked out here (over the last axis) if the node
-            has none that can be relied on.
+        statistics: mean and 1 / standard deviation of the forward pass; worked out here (over the last axis)
+            if the node has none that can be relied on.
     """
     if statistics is None:
         wide = c.cast(x, ir.DataType.FLOAT)
@@ -65,7 +70,8 @@ def fused_layer_norm_gradient(
         c.dy(), x, None, rstd, mean, gamma, residual,
         domain=operators.DOMAIN, version=operators.ADD_LAYER_NORM_GRAD.version, outputs=3,
     )  # fmt: skip
-    dx.dtype, dgamma.dtype, dbeta.dtype = x.dtype, ir.DataType.FLOAT, ir.DataType.FLOAT
+    dx.type = x.type
+    dgamma.dtype = dbeta.dtype = ir.DataType.FLOAT
     return dx, dgamma, dbeta
 
 
@@ -80,8 +86,11 @@ def trailing_axes(c: Vjp, first: int) -> list[int]:
     return list(range(first % rank, rank))
 
 
-def rms_norm_gradient(c: Vjp, x: ir.Value, gamma: ir.Value, axes: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """y = xhat * gamma, xhat = x / sqrt(mean(x^2) + epsilon): dx = (g - xhat * mean(g * xhat)) / rms with g = dy * gamma.
+def rms_norm_gradient(
+    c: Vjp, x: ir.Value, gamma: ir.Value, axes: list[int]
+) -> tuple[ir.Value, ir.Value | None]:
+    """y = xhat * gamma, xhat = x / sqrt(mean(x^2) + epsilon): dx = (g - xhat * mean(g * xhat)) / rms with g =
+    dy * gamma.
 
     16-bit data is worked out in float, as the forward does; the results are rounded once.
     """
@@ -125,7 +134,8 @@ def _affine_gradient(c: Vjp, gradient: ir.Value, index: int, axis: int) -> ir.Va
 
 
 def _layer_norm_in_standard_operators(c: Vjp, axis: int) -> Grads:
-    """For float64, which the fused operator does not take: the same formula, statistics in float64 as well."""
+    """For float64, which the fused operator does not take: the same formula, statistics in float64 as
+    well."""
     x = c.x(0)
     axes = list(range(axis, c.rank(x)))
     centred = c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1))
@@ -155,7 +165,9 @@ def _deviation(c: Vjp, x: ir.Value, axes: list[int], epsilon: float) -> ir.Value
     return c.op("Sqrt", c.op("Add", variance, epsilon) if epsilon else variance)
 
 
-def _standardised_gradient(c: Vjp, g: ir.Value, xhat: ir.Value, deviation: ir.Value, axes: list[int]) -> ir.Value:
+def _standardised_gradient(
+    c: Vjp, g: ir.Value, xhat: ir.Value, deviation: ir.Value, axes: list[int]
+) -> ir.Value:
     """The gradient of x, given that of xhat = (x - mean) / deviation, both over `axes`."""
     mean = c.op("ReduceMean", g, axes, keepdims=1)
     along = c.op("Mul", xhat, c.op("ReduceMean", c.op("Mul", g, xhat), axes, keepdims=1))
@@ -190,7 +202,8 @@ def _affine_sums(c: Vjp, xhat: ir.Value, rank: int) -> Grads:
 
 @vjp("BatchNormalization", inputs=(0, 1, 2, 3, 4))
 def batch_normalization(c: Vjp) -> Grads:
-    """With the running statistics each is an input like any other; in training mode the batch's own are part of x.
+    """With the running statistics each is an input like any other; in training mode the batch's own are part
+    of x.
 
     The updated running statistics of training mode are outputs that carry no gradient.
     """
@@ -202,7 +215,9 @@ def batch_normalization(c: Vjp) -> Grads:
         axes = [0, *range(2, rank)]
         deviation = _deviation(c, x, axes, epsilon)
         xhat = c.op("Div", c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1)), deviation)
-        return _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes), *_affine_sums(c, xhat, rank)
+        return _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes), *_affine_sums(
+            c, xhat, rank
+        )
     mean, variance = _per_channel(c, c.x(3), rank), _per_channel(c, c.x(4), rank)
     deviation = c.op("Sqrt", c.op("Add", variance, epsilon))
     xhat = c.op("Div", c.op("Sub", x, mean), deviation)
@@ -231,7 +246,8 @@ def lp_normalization(c: Vjp) -> Grads:
 def lrn(c: Vjp) -> Grads:
     """y_c = x_c * s_c^-beta, s_c = bias + alpha / size * sum of x_k^2 over the channels k near c.
 
-    dx_k = dy_k s_k^-beta - 2 alpha beta / size * x_k * sum over the c that k is near to of dy_c x_c s_c^(-beta - 1).
+    dx_k = dy_k s_k^-beta - 2 alpha beta / size * x_k * sum over the c that k is near to of dy_c x_c
+    s_c^(-beta - 1).
     """
     size, alpha, beta = c.int_attr("size", 1), c.float_attr("alpha", 1e-4), c.float_attr("beta", 0.75)
     x, bias = c.x(0), c.float_attr("bias", 1.0)
@@ -246,7 +262,8 @@ def lrn(c: Vjp) -> Grads:
 
 
 def _channel_window_sum(c: Vjp, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
-    """The sum over the channels from `before` before to `after` behind each channel: a difference of running sums."""
+    """The sum over the channels from `before` before to `after` behind each channel: a difference of running
+    sums."""
     padded = c.op("Pad", value, [before + 1, after], None, [1])
     running = c.op("CumSum", padded, c.emit.constant(np.array(1)))
     upper = c.op("Slice", running, [size], [np.iinfo(np.int64).max], [1])

@@ -1,11 +1,13 @@
 """Derivatives of LSTM, GRU and RNN.
 
-What the gates were at every step follows from the hidden states, which are the node's own output Y: all steps are worked out
-at once, by matrix products. Only what truly depends on the step after it runs step by step, in one Scan over the reversed
-sequence: the gradient of the state. The gradients of the weights are then matrix products over all steps again.
+What the gates were at every step follows from the hidden states, which are the node's own output Y: all steps
+are worked out at once, by matrix products. Only what truly depends on the step after it runs step by step, in
+one Scan over the reversed
+sequence: the gradient of the state. The gradients of the weights are then matrix products over all steps
+again.
 
-Each direction is handled on its own, as a forward one: the reverse direction by reversing the time axis of what it reads.
-Shapes in comments: T steps, N batch, H hidden size, I input size, G gates.
+Each direction is handled on its own, as a forward one: the reverse direction by reversing the time axis of
+what it reads. Shapes in comments: T steps, N batch, H hidden size, I input size, G gates.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class _Direction:
         return self.c.op("Gather", value, self.c.emit.constant(np.array(self.number)), axis=0)
 
     def in_time(self, value: ir.Value) -> ir.Value:
-        """A [T, N, ...] tensor in the order in which this direction reads it; applied twice it is back in order."""
+        """A [T, N, ...] tensor in the order in which this direction reads it; applied twice it is back in
+        order."""
         if not self.reverse:
             return value
         if self.lengths is not None:
@@ -85,7 +88,9 @@ class _Direction:
         gradient = self.in_time(c.op("Gather", c.dy(0), c.emit.constant(np.array(self.number)), axis=1))
         if not c.has_dy(1):
             return gradient if self.alive is None else c.op("Mul", gradient, self.alive)
-        return self.add_at_end(gradient, c.op("Gather", c.dy(1), c.emit.constant(np.array(self.number)), axis=0))
+        return self.add_at_end(
+            gradient, c.op("Gather", c.dy(1), c.emit.constant(np.array(self.number)), axis=0)
+        )
 
     def add_at_end(self, gradient: ir.Value, last: ir.Value) -> ir.Value:
         """`gradient`, [T, N, H], with `last`, [N, H], added at each sequence's last step."""
@@ -94,7 +99,9 @@ class _Direction:
         if self.alive is None:
             ends = c.op("Pad", last, c.join(c.sub(c.dim(c.x(0), 0), [1]), [0]), None, [0])
             return c.op("Add", gradient, ends)
-        next_alive = c.op("Pad", c.op("Slice", self.alive, [1], [np.iinfo(np.int64).max], [0]), [0, 1], None, [0])
+        next_alive = c.op(
+            "Pad", c.op("Slice", self.alive, [1], [np.iinfo(np.int64).max], [0]), [0, 1], None, [0]
+        )
         is_last = c.op("Sub", self.alive, next_alive)
         return c.op("Add", c.op("Mul", gradient, self.alive), c.op("Mul", is_last, last))
 
@@ -127,7 +134,8 @@ class _Direction:
         return self.c.op("ReduceSum", value, [0, 1], keepdims=0)
 
     def finish(self, d_input: ir.Value, d_state: ir.Value, d_start: ir.Value) -> dict[int, ir.Value]:
-        """Gradients of this direction's inputs, given those of `from_input`, `from_state` and the state at the start."""
+        """Gradients of this direction's inputs, given those of `from_input`, `from_state` and the state at
+        the start."""
         c = self.c
         gradients = {
             0: self.in_time(c.op("MatMul", d_input, self.w)),
@@ -145,7 +153,9 @@ def _reversed(c: Vjp, value: ir.Value) -> ir.Value:
     return c.op("Slice", value, [-1], [np.iinfo(np.int64).min], [0], [-1])
 
 
-Step = Callable[[Emitter, Sequence[ir.Value], Sequence[ir.Value]], tuple[Sequence[ir.Value], Sequence[ir.Value]]]
+Step = Callable[
+    [Emitter, Sequence[ir.Value], Sequence[ir.Value]], tuple[Sequence[ir.Value], Sequence[ir.Value]]
+]
 
 
 def _scan(
@@ -175,10 +185,13 @@ def _scan(
     ]
     out_states, out_results = step(emit, inner[: len(states)], inner[len(states) :])
     outputs = [emit.fresh_copy(value) for value in (*out_states, *out_results)]
-    body = ir.Graph(inner, outputs, nodes=emit.nodes, initializers=emit.constants, name=f"{c.emit.prefix}_step")
+    body = ir.Graph(
+        inner, outputs, nodes=emit.nodes, initializers=emit.constants, name=f"{c.emit.prefix}_step"
+    )
     return c.multi(
-        "Scan", *states, *sequences, outputs=len(outputs), dtype=c.dtype, body=body, num_scan_inputs=len(sequences),
-        scan_input_directions=[int(backwards)] * len(sequences), scan_output_directions=[int(backwards)] * results,
+        "Scan", *states, *sequences, outputs=len(outputs), dtype=c.dtype, body=body,
+        num_scan_inputs=len(sequences), scan_input_directions=[int(backwards)] * len(sequences),
+        scan_output_directions=[int(backwards)] * results,
     )  # fmt: skip
 
 
@@ -254,7 +267,8 @@ def _pass(e: Emitter, back: ir.Value, gradient: ir.Value, parts: Sequence[ir.Val
 
 @vjp("LSTM", inputs=(0, 1, 2, 3, 5, 6), limits=_LIMITS)
 def lstm(c: Vjp) -> Grads:
-    """i, o, f = sigmoid(...), g = tanh(...); c = f c_before + i g; h = o tanh(c). The cells follow from the gates."""
+    """i, o, f = sigmoid(...), g = tanh(...); c = f c_before + i g; h = o tanh(c). The cells follow from the
+    gates."""
     parts = []
     for number in range(_check(c, ["Sigmoid", "Tanh", "Tanh"])):
         d = _Direction(c, number, 4)
@@ -292,7 +306,9 @@ def lstm(c: Vjp) -> Grads:
             dh = e.op("Add", states[0], parts[0])
             dc = e.op("Add", e.op("Add", states[1], parts[1]), e.op("Mul", dh, parts[2]))
             sources = [dc, dh, dc, dc]
-            dz = e.op("Concat", *(e.op("Mul", s, p) for s, p in zip(sources, parts[4:8], strict=True)), axis=1)
+            dz = e.op(
+                "Concat", *(e.op("Mul", s, p) for s, p in zip(sources, parts[4:8], strict=True)), axis=1
+            )
             back = _pass(e, e.op("MatMul", dz, r), dh, parts, 8)
             return [back, e.op("Mul", dc, parts[3])], [dz]
 
@@ -324,7 +340,8 @@ def _cells(c: Vjp, start: ir.Value, forget: ir.Value, new: ir.Value) -> ir.Value
 
 @vjp("GRU", inputs=(0, 1, 2, 3, 5), limits=_LIMITS)
 def gru(c: Vjp) -> Grads:
-    """z, r = sigmoid(...); n = tanh(x W' + r (h R' + b)) or tanh(x W' + (r h) R' + b); h = (1 - z) n + z h_before."""
+    """z, r = sigmoid(...); n = tanh(x W' + r (h R' + b)) or tanh(x W' + (r h) R' + b); h = (1 - z) n + z
+    h_before."""
     parts = []
     for number in range(_check(c, ["Sigmoid", "Tanh"])):
         d = _Direction(c, number, 3)
@@ -340,7 +357,9 @@ def gru(c: Vjp) -> Grads:
         else:
             from_state = c.op("MatMul", reset_state, c.op("Transpose", weights[2], perm=[1, 0]))
             if d.bias_r is not None:
-                from_state = c.op("Add", from_state, c.multi("Split", d.bias_r, num_outputs=3, axis=0, outputs=3)[2])
+                from_state = c.op(
+                    "Add", from_state, c.multi("Split", d.bias_r, num_outputs=3, axis=0, outputs=3)[2]
+                )
         n = c.op("Tanh", c.op("Add", inputs[2], from_state))
         # derivatives of h by what goes into z and n, and of what goes into n by what goes into r
         z_slope = c.op("Mul", c.op("Sub", d.before, n), _sigmoid_slope(c, z))
@@ -385,7 +404,12 @@ def gru(c: Vjp) -> Grads:
             gradients = d.finish(d_input, d_state, d_start)
         else:
             gradients = d.finish(d_input, d_input, d_start)
-            rows = c.op("Concat", d.over_steps(c.op("Concat", dz, dr, axis=2), d.before), d.over_steps(dn, reset_state), axis=0)
+            rows = c.op(
+                "Concat",
+                d.over_steps(c.op("Concat", dz, dr, axis=2), d.before),
+                d.over_steps(dn, reset_state),
+                axis=0,
+            )
             gradients[2] = rows
         parts.append(gradients)
     return _join_directions(c, parts)

@@ -9,12 +9,12 @@ import onnx_ir as ir
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
-
 ALL = "all"
 
 
 def _reduced_axes(c: Vjp) -> list[int] | str | None:
-    """The axes that the node reduces, ALL, or None if they are known only when the model runs; [] if it reduces nothing."""
+    """The axes that the node reduces, ALL, or None if they are known only when the model runs; [] if it
+    reduces nothing."""
     axes = c.known(1)
     if c.has(1) and axes is None:
         return None
@@ -81,7 +81,8 @@ def reduce_extremum(c: Vjp) -> Grads:
 
 @vjp("ReduceProd", inputs=(0,))
 def reduce_prod(c: Vjp) -> Grads:
-    """The product of the others: product / x, but where one factor is zero only that factor has a gradient."""
+    """The product of the others: product / x, but where one factor is zero only that factor has a
+    gradient."""
     x = c.x(0)
     is_zero = c.op("Equal", x, 0.0)
     others = _reduce_like(c, "ReduceProd", c.op("Where", is_zero, 1.0, x))

@@ -8,12 +8,20 @@ import onnx_ir as ir
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
-_RESIZE_ATTRIBUTES = ("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode", "nearest_mode")
+_RESIZE_ATTRIBUTES = (
+    "antialias",
+    "coordinate_transformation_mode",
+    "cubic_coeff_a",
+    "exclude_outside",
+    "mode",
+    "nearest_mode",
+)
 
 
 @vjp("Resize", inputs=(0,), limits="keep_aspect_ratio_policy stretch; not through roi, scales or sizes")
 def resize(c: Vjp) -> Grads:
-    """Each axis is a product with a matrix, which is what the same Resize makes of the identity: apply its transpose.
+    """Each axis is a product with a matrix, which is what the same Resize makes of the identity: apply its
+    transpose.
 
     So every mode is differentiated exactly as the runtime itself rounds and interpolates.
     """
@@ -47,14 +55,24 @@ def _stays(c: Vjp, x: ir.Value, axis: int, place: int) -> bool:
 
 
 def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Value) -> ir.Value:
-    """[size, wanted]: the identity of this axis's size, resized along its last axis as the node does this axis."""
+    """[size, wanted]: the identity of this axis's size, resized along its last axis as the node does this
+    axis."""
     identity = c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
-    attributes = {name: c.node.attributes[name].value for name in _RESIZE_ATTRIBUTES if name in c.node.attributes}
+    attributes = {
+        name: c.node.attributes[name].value for name in _RESIZE_ATTRIBUTES if name in c.node.attributes
+    }
     roi = None
     if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         picked = c.op("Gather", c.x(1), [place, place + count], axis=0)
         starts, ends = c.multi("Split", picked, num_outputs=2, axis=0, outputs=2)
-        roi = c.op("Concat", c.emit.constant(np.zeros(1), starts.dtype), starts, c.emit.constant(np.ones(1), starts.dtype), ends, axis=0)
+        roi = c.op(
+            "Concat",
+            c.emit.constant(np.zeros(1), starts.dtype),
+            starts,
+            c.emit.constant(np.ones(1), starts.dtype),
+            ends,
+            axis=0,
+        )
     if c.has(2) and not (c.known(2) is not None and c.known(2).size == 0):  # type: ignore[union-attr]
         scale = c.op("Gather", c.x(2), [place], axis=0)
         scales = c.op("Concat", c.emit.constant(np.ones(1, np.float32)), scale, axis=0)
@@ -64,7 +82,8 @@ def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Va
 
 @vjp("Col2Im", inputs=(0,), limits="image and block shape must be known")
 def col2im(c: Vjp) -> Grads:
-    """Each column is a window of the image: read it out again, from the windows' places in a numbered image."""
+    """Each column is a window of the image: read it out again, from the windows' places in a numbered
+    image."""
     image, block = c.known(1), c.known(2)
     if image is None or block is None:
         raise c.fail("the shapes of image and blocks must be constants")
@@ -75,7 +94,10 @@ def col2im(c: Vjp) -> Grads:
     counts = [(padded[a] - (int(block[a]) - 1) * dilations[a] - 1) // strides[a] + 1 for a in range(rank)]
     places = np.zeros([*(int(size) for size in block), *counts], dtype=np.int64)
     for axis in range(rank):
-        along = np.arange(int(block[axis]))[:, None] * dilations[axis] + np.arange(counts[axis])[None, :] * strides[axis]
+        along = (
+            np.arange(int(block[axis]))[:, None] * dilations[axis]
+            + np.arange(counts[axis])[None, :] * strides[axis]
+        )
         shape = [1] * (2 * rank)
         shape[axis], shape[axis + rank] = along.shape
         places = places * padded[axis] + along.reshape(shape)
@@ -87,7 +109,8 @@ def col2im(c: Vjp) -> Grads:
 
 @vjp("AffineGrid", inputs=(0,), limits="the second dim of theta must be known")
 def affine_grid(c: Vjp) -> Grads:
-    """grid = theta applied to the points of a regular grid, which is what the identity makes: dtheta = dgrid' (points, 1)."""
+    """grid = theta applied to the points of a regular grid, which is what the identity makes: dtheta = dgrid'
+    (points, 1)."""
     theta = c.x(0)
     dims = theta.shape[1] if theta.shape is not None else None
     if not isinstance(dims, int):

@@ -1,4 +1,5 @@
-"""Derivatives of the operators that ONNX Runtime's own optimizer writes (domain com.microsoft): people train what they saved."""
+"""Derivatives of the operators that ONNX Runtime's own optimizer writes (domain com.microsoft): people train
+what they saved."""
 
 from __future__ import annotations
 

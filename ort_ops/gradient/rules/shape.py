@@ -1,8 +1,9 @@
 """Derivatives of operators that move elements about: reshaping, slicing, joining, gathering and scattering.
 
-Scatter-adds are written with ScatterElements, never with ScatterND: in ONNX Runtime's CPU provider (1.19 to 1.32)
-ScatterND with reduction "add" runs its updates on several threads without protecting the sums, so that repeated indices
-lose terms (errors of the size of the values, other ones in each run); ScatterElements adds in order, on one thread.
+Scatter-adds are written with ScatterElements, never with ScatterND: in ONNX Runtime's CPU provider (1.19 to
+1.32) ScatterND with reduction "add" runs its updates on several threads without protecting the sums, so that
+repeated indices lose terms (errors of the size of the values, other ones in each run); ScatterElements adds
+in order, on one thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import onnx_ir as ir
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
-# -- the same elements in another shape ------------------------------------------------------------------------------
+# -- the same elements in another shape ----------------------------------------------------------------------
 
 
 @vjp("Reshape", "Squeeze", "Unsqueeze", inputs=(0,))
@@ -40,15 +41,19 @@ def depth_to_space(c: Vjp) -> Grads:
 
 def _blocks(c: Vjp, value: ir.Value, packed: ir.Value, block: int) -> ir.Value:
     """`value`, [N, C, H*b, W*b], as [N, C, H, b, W, b], given the packed tensor [N, C*b*b, H, W]."""
-    return c.op("Reshape", value, c.join(c.dim(value, 0), [-1], c.dim(packed, 2), [block], c.dim(packed, 3), [block]))
+    return c.op(
+        "Reshape", value, c.join(c.dim(value, 0), [-1], c.dim(packed, 2), [block], c.dim(packed, 3), [block])
+    )
 
 
 @vjp("SpaceToDepth")
 def space_to_depth(c: Vjp) -> Grads:
-    return (c.op("DepthToSpace", c.dy(), blocksize=c.int_attr("blocksize", 1), mode=c.str_attr("mode", "DCR")),)
+    return (
+        c.op("DepthToSpace", c.dy(), blocksize=c.int_attr("blocksize", 1), mode=c.str_attr("mode", "DCR")),
+    )
 
 
-# -- parts and joins -------------------------------------------------------------------------------------------------
+# -- parts and joins -----------------------------------------------------------------------------------------
 
 
 @vjp("Concat")
@@ -70,7 +75,8 @@ def split(c: Vjp) -> Grads:
 
 @vjp("Slice", inputs=(0,))
 def slice_(c: Vjp) -> Grads:
-    """Zeros around the gradient; for steps other than one, the gradient scattered to where the elements came from."""
+    """Zeros around the gradient; for steps other than one, the gradient scattered to where the elements came
+    from."""
     steps = c.known(4)
     if c.has(4) and (steps is None or not np.all(steps == 1)):
         return (_scatter_to_source(c, lambda positions: c.op("Slice", positions, *c.node.inputs[1:])),)
@@ -80,7 +86,9 @@ def slice_(c: Vjp) -> Grads:
     if c.has(3) and axes is None or starts is None:
         return (_scatter_to_source(c, lambda positions: c.op("Slice", positions, *c.node.inputs[1:])),)
     touched = [int(axis) % rank for axis in (range(len(starts)) if axes is None else axes.reshape(-1))]
-    before = [_slice_start(c, axis, int(start)) for axis, start in zip(touched, starts.reshape(-1), strict=True)]
+    before = [
+        _slice_start(c, axis, int(start)) for axis, start in zip(touched, starts.reshape(-1), strict=True)
+    ]
     after = [
         c.sub(c.sub(c.dim(c.x(0), axis), c.dim(c.y(), axis)), front)
         for axis, front in zip(touched, before, strict=True)
@@ -96,15 +104,17 @@ def _slice_start(c: Vjp, axis: int, start: int) -> ir.Value:
     return c.minimum(size, [start]) if start > 0 else c.maximum(c.add(size, [start]), [0])
 
 
-def _pad_axes(c: Vjp, value: ir.Value, axes: list[int], before: list[ir.Value], after: list[ir.Value]) -> ir.Value:
+def _pad_axes(
+    c: Vjp, value: ir.Value, axes: list[int], before: list[ir.Value], after: list[ir.Value]
+) -> ir.Value:
     return c.op("Pad", value, c.join(*before, *after), None, axes)
 
 
 def _scatter_to_source(c: Vjp, select, add: bool = False) -> ir.Value:  # type: ignore[no-untyped-def]
     """The gradient, each element added to the element of input 0 that it came from.
 
-    `select` is the forward operator on another tensor of the input's shape: applied to a tensor that numbers the
-    elements, it says where each one came from. `add` is needed where an element may be selected twice.
+    `select` is the forward operator on another tensor of the input's shape: applied to a tensor that numbers
+    the elements, it says where each one came from. `add` is needed where an element may be selected twice.
     """
     numbers = c.op("Range", c.emit.constant(np.array(0)), c.op("Size", c.x(0)), c.emit.constant(np.array(1)))
     sources = select(c.like(numbers, c.x(0)))
@@ -112,8 +122,11 @@ def _scatter_to_source(c: Vjp, select, add: bool = False) -> ir.Value:  # type: 
 
 
 def scatter_flat(c: Vjp, target: ir.Value, places: ir.Value, updates: ir.Value, add: bool = True) -> ir.Value:
-    """Zeros of the shape of `target` with each update put, or added, where `places` counts it in row-major order."""
-    zeros = c.op("ConstantOfShape", c.op("Reshape", c.op("Size", target), [1]), value=c.emit.zero(target.dtype))
+    """Zeros of the shape of `target` with each update put, or added, where `places` counts it in row-major
+    order."""
+    zeros = c.op(
+        "ConstantOfShape", c.op("Reshape", c.op("Size", target), [1]), value=c.emit.zero(target.dtype)
+    )
     flat = [c.op("Reshape", value, [-1]) for value in (places, updates)]
     return c.like(c.op("ScatterElements", zeros, *flat, axis=0, reduction="add" if add else None), target)
 
@@ -128,7 +141,8 @@ def pad(c: Vjp) -> Grads:
     if not c.wants(2):
         return (inner,)
     total = c.op("ReduceSum", c.dy(), keepdims=0)
-    # the elements of x that the output shows: all of inner, unless negative padding cut some off, whose gradient is 0
+    # the elements of x that the output shows: all of inner, unless negative padding cut some off, whose
+    # gradient is 0
     return inner, None, c.like(c.op("Sub", total, c.op("ReduceSum", inner, keepdims=0)), c.x(2))
 
 
@@ -171,7 +185,7 @@ def compress(c: Vjp) -> Grads:
     return (_scatter_to_source(c, lambda numbers: c.op("Compress", numbers, c.x(1), axis=number)),)
 
 
-# -- indexed access --------------------------------------------------------------------------------------------------
+# -- indexed access ------------------------------------------------------------------------------------------
 
 
 @vjp("Gather", inputs=(0,))
@@ -202,7 +216,9 @@ def _joined_shape(c: Vjp, axis: int, flat_indices: ir.Value) -> ir.Value:
     sizes = [size for place, size in enumerate(dims) if place != axis]
     if all(isinstance(size, int) and size > 0 for size in sizes):
         return c.emit.ints([-1 if place == axis else size for place, size in enumerate(dims)])  # type: ignore[misc]
-    return c.join(*(c.op("Shape", flat_indices) if place == axis else c.dim(data, place) for place in range(len(dims))))
+    return c.join(
+        *(c.op("Shape", flat_indices) if place == axis else c.dim(data, place) for place in range(len(dims)))
+    )
 
 
 def _gather_one(c: Vjp, axis: int, index: int) -> ir.Value:
@@ -229,7 +245,9 @@ def gather_elements(c: Vjp) -> Grads:
 def gather_nd(c: Vjp) -> Grads:
     batch_dims = c.int_attr("batch_dims", 0)
     return (
-        _scatter_to_source(c, lambda numbers: c.op("GatherND", numbers, c.x(1), batch_dims=batch_dims), add=True),
+        _scatter_to_source(
+            c, lambda numbers: c.op("GatherND", numbers, c.x(1), batch_dims=batch_dims), add=True
+        ),
     )
 
 
@@ -257,8 +275,8 @@ def scatter_nd(c: Vjp) -> Grads:
 def _scatter(c: Vjp, take, put) -> Grads:  # type: ignore[no-untyped-def]
     """`take` reads the places that `put` writes.
 
-    With reduction "none" an element that was overwritten has no gradient. "mul": the product of the others. "max", "min":
-    those that equal the result share evenly.
+    With reduction "none" an element that was overwritten has no gradient. "mul": the product of the others.
+    "max", "min": those that equal the result share evenly.
     """
     data, updates, reduction = c.x(0), c.x(2), c.str_attr("reduction", "none")
     if reduction == "add":
@@ -277,7 +295,9 @@ def _scatter(c: Vjp, take, put) -> Grads:  # type: ignore[no-untyped-def]
 @vjp("OneHot", inputs=(2,))
 def one_hot(c: Vjp) -> Grads:
     """values is [off, on]: the sum of the gradient where the output is off, and where it is on."""
-    on_mask = c.op("OneHot", c.x(0), c.x(1), c.op("Cast", [0, 1], to=int(c.dtype)), axis=c.int_attr("axis", -1))
+    on_mask = c.op(
+        "OneHot", c.x(0), c.x(1), c.op("Cast", [0, 1], to=int(c.dtype)), axis=c.int_attr("axis", -1)
+    )
     on = c.op("ReduceSum", c.op("Mul", c.dy(), on_mask), keepdims=0)
     off = c.op("Sub", c.op("ReduceSum", c.dy(), keepdims=0), on)
     return None, None, c.op("Concat", c.op("Reshape", off, [1]), c.op("Reshape", on, [1]), axis=0)
@@ -292,7 +312,10 @@ def topk(c: Vjp) -> Grads:
 @vjp("Range")
 def range_(c: Vjp) -> Grads:
     """start + i * delta; how many elements there are does not change smoothly with the limit."""
-    steps = c.cast(c.op("Range", c.emit.constant(np.array(0)), c.op("Size", c.y()), c.emit.constant(np.array(1))), c.dtype)
+    steps = c.cast(
+        c.op("Range", c.emit.constant(np.array(0)), c.op("Size", c.y()), c.emit.constant(np.array(1))),
+        c.dtype,
+    )
     return (
         c.op("ReduceSum", c.dy(), keepdims=0),
         None,

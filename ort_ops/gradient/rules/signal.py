@@ -13,8 +13,8 @@ from ort_ops.gradient.registry import Grads, vjp
 def dft(c: Vjp) -> Grads:
     """The transform is a matrix F (or F* / N): its adjoint is N times the inverse transform (or F / N).
 
-    Bins that a onesided transform leaves out have no gradient; elements that a shorter or longer transform cut off or made
-    up are zeros, or dropped.
+    Bins that a onesided transform leaves out have no gradient; elements that a shorter or longer transform
+    cut off or made up are zeros, or dropped.
     """
     inverse, onesided = c.int_attr("inverse", 0), c.int_attr("onesided", 0)
     if inverse and onesided:
