@@ -18,6 +18,8 @@ from oracle import Inputs
 
 import ort_ops
 
+# onnxruntime-extensions imports PyTorch where it is installed, which takes seconds and changes nothing here.
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -56,13 +58,25 @@ def executed_operators(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) ->
     )
 
 
+def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
+    """A figure of Linux about memory: VmRSS (in use by this process), VmHWM (the most so far), MemAvailable.
+
+    (resource.getrusage would not do: a new process inherits its parent's maximum.)
+    """
+    for line in Path(file).read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise LookupError(f"{file} has no field {field}")
+
+
 def run_script(
     script: str, *arguments: str, timeout_seconds: float = 120, **options
 ) -> subprocess.CompletedProcess:
     """Runs Python code in a process of its own, which a hang or a crash would not outlive."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", WITHOUT_TORCH + script, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_seconds,

@@ -10,8 +10,6 @@ import pytest
 from plugin_sessions import run_script
 
 PRELUDE = """
-import sys
-sys.modules["torch"] = None  # onnxruntime-extensions imports it, which takes seconds and changes nothing here
 import numpy as np
 import onnx, onnx.helper, onnxruntime
 from operator_models import make_model, run_session
