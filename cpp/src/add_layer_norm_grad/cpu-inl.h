@@ -69,30 +69,77 @@ struct Elements<float> {
   }
 };
 
+// float16 to float and back, to nearest even. Highway's own emulation, where the processor has no such instruction, loses infinity and NaN.
+#if HWY_TARGET == HWY_SSE2
+using DHalf = hn::Rebind<uint16_t, D>;
+
+HWY_INLINE V FromHalf(hn::Vec<DHalf> half) {
+  const DU32 du;
+  const auto bits = hn::PromoteTo(du, half);
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFF)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000)));
+  // The exponent's bias is 15 there and 127 here; that of infinity and NaN is all ones in both.
+  const auto rebiased = hn::Add(magnitude, hn::Set(du, (127 - 15) << 23));
+  const auto is_special = hn::Ge(hn::BitCast(hn::RebindToSigned<DU32>(), magnitude),
+                                 hn::Set(hn::RebindToSigned<DU32>(), 0x7C00 << 13));
+  const auto special = hn::Add(rebiased, hn::Set(du, (128 - 16) << 23));
+  // Subnormal: 2^-14 * (1 + fraction) - 2^-14.
+  const auto smallest_normal = hn::Set(du, 113u << 23);
+  const auto subnormal = hn::BitCast(du, hn::Sub(hn::BitCast(D(), hn::Add(magnitude, smallest_normal)),
+                                                 hn::BitCast(D(), smallest_normal)));
+  const auto is_subnormal = hn::Eq(hn::And(magnitude, hn::Set(du, 0x7C00 << 13)), hn::Zero(du));
+  const auto finite = hn::IfThenElse(is_subnormal, subnormal, rebiased);
+  const auto unsigned_result = hn::IfThenElse(hn::RebindMask(du, is_special), special, finite);
+  return hn::BitCast(D(), hn::Or(unsigned_result, sign));
+}
+
+HWY_INLINE hn::Vec<DHalf> ToHalf(V v) {
+  const DU32 du;
+  const V magnitude = hn::Abs(v);
+  const auto bits = hn::BitCast(du, magnitude);
+  const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, v)), hn::Set(du, 0x8000));
+  // Normal: the new bias, half a unit in the last place, and one more bit where that makes the even neighbour.
+  const auto is_odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, (static_cast<uint32_t>(15 - 127) << 23) + 0xFFF)), is_odd);
+  const auto normal = hn::ShiftRight<13>(rounded);
+  // Subnormal: adding 0.5 leaves the fraction, rounded by the addition itself, in the last bits.
+  const auto half_one = hn::Set(D(), 0.5f);
+  const auto subnormal = hn::Sub(hn::BitCast(du, hn::Add(magnitude, half_one)), hn::BitCast(du, half_one));
+  const auto is_subnormal = hn::Lt(magnitude, hn::Set(D(), 0x1p-14f));
+  const auto finite = hn::IfThenElse(hn::RebindMask(du, is_subnormal), subnormal, normal);
+  const auto is_large = hn::Ge(magnitude, hn::Set(D(), 65520.0f));
+  const auto large = hn::IfThenElse(hn::RebindMask(du, is_large), hn::Set(du, 0x7C00), finite);
+  const auto result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7E00), large);
+  return hn::DemoteTo(DHalf(), hn::Or(result, sign));
+}
+#else
+using DHalf = hn::Rebind<hwy::float16_t, D>;
+
+HWY_INLINE V FromHalf(hn::Vec<DHalf> half) { return hn::PromoteTo(D(), half); }
+HWY_INLINE hn::Vec<DHalf> ToHalf(V v) { return hn::DemoteTo(DHalf(), v); }
+#endif
+
 template <>
 struct Elements<hwy::float16_t> {
   static constexpr bool kInterleaved = false;
-  using DHalf = hn::Rebind<hwy::float16_t, D>;
+  using DU16 = hn::Repartition<uint16_t, D>;
+  using DU16Half = hn::Half<DU16>;
   static HWY_INLINE Pair Load(const hwy::float16_t* p) {
-    return {hn::PromoteTo(D(), hn::LoadU(DHalf(), p)), hn::PromoteTo(D(), hn::LoadU(DHalf(), p + kLanes))};
+    const auto* half = reinterpret_cast<const hn::TFromD<DHalf>*>(p);
+    return {FromHalf(hn::LoadU(DHalf(), half)), FromHalf(hn::LoadU(DHalf(), half + kLanes))};
   }
-  static HWY_INLINE Pair Round(Pair v) {
-    return {hn::PromoteTo(D(), hn::DemoteTo(DHalf(), v.a)), hn::PromoteTo(D(), hn::DemoteTo(DHalf(), v.b))};
-  }
+  static HWY_INLINE void Store(Pair v, hwy::float16_t* p) { hn::StoreU(Packed(v), DU16(), Bits(p)); }
+  static HWY_INLINE void Stream(Pair v, hwy::float16_t* p) { hn::Stream(Packed(v), DU16(), Bits(p)); }
+  static HWY_INLINE Pair Round(Pair v) { return {FromHalf(ToHalf(v.a)), FromHalf(ToHalf(v.b))}; }
   static HWY_INLINE Pair RoundAndStore(Pair v, hwy::float16_t* p) {
-    const auto a = hn::DemoteTo(DHalf(), v.a);
-    const auto b = hn::DemoteTo(DHalf(), v.b);
-    hn::StoreU(a, DHalf(), p);
-    hn::StoreU(b, DHalf(), p + kLanes);
-    return {hn::PromoteTo(D(), a), hn::PromoteTo(D(), b)};
+    Store(v, p);
+    return Round(v);
   }
-  static HWY_INLINE void Store(Pair v, hwy::float16_t* p) {
-    hn::StoreU(hn::DemoteTo(DHalf(), v.a), DHalf(), p);
-    hn::StoreU(hn::DemoteTo(DHalf(), v.b), DHalf(), p + kLanes);
-  }
-  static HWY_INLINE void Stream(Pair v, hwy::float16_t* p) {
-    hn::Stream(hn::DemoteTo(DHalf(), v.a), DHalf(), p);
-    hn::Stream(hn::DemoteTo(DHalf(), v.b), DHalf(), p + kLanes);
+
+ private:
+  static HWY_INLINE uint16_t* Bits(hwy::float16_t* p) { return reinterpret_cast<uint16_t*>(p); }
+  static HWY_INLINE hn::Vec<DU16> Packed(Pair v) {
+    return hn::Combine(DU16(), hn::BitCast(DU16Half(), ToHalf(v.b)), hn::BitCast(DU16Half(), ToHalf(v.a)));
   }
 };
 
