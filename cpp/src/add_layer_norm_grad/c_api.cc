@@ -86,7 +86,7 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cpu(void* workspace, size_t 
   if (plan.workspace_bytes != 0 && workspace == nullptr) {
     return Fail(ORT_OPS_NULL_POINTER, "workspace must have %zu bytes; got a null pointer", plan.workspace_bytes);
   }
-  if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) {
+  if (plan.workspace_bytes != 0 && reinterpret_cast<uintptr_t>(workspace) % 64 != 0) {
     return Fail(ORT_OPS_INVALID_PARAMETER, "workspace must be aligned to 64 bytes; got %p", workspace);
   }
   alng::Run run = {problem, plan, static_cast<float*>(workspace)};
