@@ -64,13 +64,13 @@ def build_gradient_model(
     _make_inputs(ir_model.graph, wanted)
     try:
         ir_model = passes.prepare(ir_model, OLDEST_OPSET)
+        graph, opsets = ir_model.graph, ir_model.opset_imports
+        loss_value = _checked_loss(graph, loss)
+        inputs = {value.name: value for value in graph.inputs}
+        parameters = [inputs[name] for name in wanted]
+        _expand_what_has_no_rule(ir_model, loss_value, parameters)
     except passes.PassError as error:
         raise GradientError(str(error)) from error
-    graph, opsets = ir_model.graph, ir_model.opset_imports
-    loss_value = _checked_loss(graph, loss)
-    inputs = {value.name: value for value in graph.inputs}
-    parameters = [inputs[name] for name in wanted]
-    _expand_what_has_no_rule(ir_model, loss_value, parameters)
     if requires_grad is None:
         parameters = _keep_reachable(ir_model, loss_value, parameters, tensors)
     emit = Emitter(_free_names(graph, parameters), opsets[""])

@@ -24,17 +24,35 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
         body = _body(node, model.opset_imports[""])
         if body is None:
             continue
-        _drop_unmade_outputs(body, len(node.outputs))
+        _keep_wanted(body, node)
         body.domain, body.overload = _DOMAIN, str(number)
         del body.opset_import[:]
         body.opset_import.append(onnx.helper.make_opsetid("", model.opset_imports[""]))
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
-        node.domain, node.overload = _DOMAIN, str(number)
+        _call_instead(node, function)
         expanded = True
     if expanded:
         InlinePass(criteria=lambda function: function.domain == _DOMAIN)(model)
     return expanded
+
+
+def _call_instead(node: ir.Node, function: ir.Function) -> None:
+    """Put a call of `function`, which makes the outputs that have a name, in the place of `node`."""
+    wanted = [value for value in node.outputs if value.name]
+    call = ir.node(
+        function.name,
+        node.inputs,
+        node.attributes,
+        domain=function.domain,
+        overload=function.overload,
+        num_outputs=len(wanted),
+        name=node.name,
+    )
+    for old, new in zip(wanted, call.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+    assert node.graph is not None
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [call], wanted, call.outputs)
 
 
 def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
@@ -63,16 +81,30 @@ def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
     return body
 
 
-def _drop_unmade_outputs(body: onnx.FunctionProto, count: int) -> None:
-    """Outputs that the node leaves out are named by the body all the same, but not always made, or made
-    without a name."""
-    nodes = [inner for inner in body.node if any(inner.output)]
-    del body.node[:]
+def _keep_wanted(body: onnx.FunctionProto, node: ir.Node) -> None:
+    """Drop what the body makes for outputs that the node leaves out; it names them, but does not always make
+    them."""
+    outputs = [name for name, value in zip(body.output, node.outputs, strict=False) if value.name]
+    needed = set(outputs)
+    kept = []
+    for inner in reversed(body.node):
+        if needed.intersection(inner.output):
+            kept.append(inner)
+            needed.update(inner.input)
+            needed.update(_outer_names(inner))
+    nodes = kept[::-1]
+    del body.node[:], body.output[:]
     body.node.extend(nodes)
-    made = {name for inner in body.node for name in inner.output} | set(body.input)
-    outputs = [name if name in made else body.output[0] for name in body.output[:count]]
-    del body.output[:]
     body.output.extend(outputs)
+
+
+def _outer_names(node: onnx.NodeProto) -> set[str]:
+    """Names that the node's own graphs read; some are their own, which does no harm."""
+    graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    names = {
+        name for graph in graphs for inner in graph.node for name in (*inner.input, *_outer_names(inner))
+    }
+    return names | {value.name for graph in graphs for value in graph.output}
 
 
 def _type_bytes(value: ir.Value | None) -> bytes:

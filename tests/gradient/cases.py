@@ -321,6 +321,7 @@ case("TopK-smallest", "y, k = TopK<axis=0, largest=0>(x, n)", x=f(4, 2), constan
 case("TopK-1", "y, k = TopK<k=2>(x)", opset=9, x=f(2, 4))
 case("TopK-10", "y, k = TopK(x, n)", opset=10, x=f(2, 4), constants={"n": i(2)})
 case("Unique", "y = Unique(x)", x=f(2, 3))
+case("Unique-axis", "y = Unique<axis=1>(x)", x=f(2, 3))
 case("Range", "y = Range(s, l, d)", s=np.array(0.3), d=np.array(0.7), constants={"l": np.array(3.0)})
 
 # -- matrix products -----------------------------------------------------------------------------------------
@@ -504,6 +505,7 @@ case(
     "RotaryEmbedding",
     "y = RotaryEmbedding(x, c, s)",
     opset=23,
+    single=True,
     x=f(1, 2, 3, 4),
     c=f(1, 3, 2, seed=1),
     s=f(1, 3, 2, seed=2),
@@ -795,3 +797,10 @@ case(
     constants={"z": np.array([2, 0, 5], np.uint8)},
     single=True,
 )
+
+case("TensorScatter", "y = TensorScatter<axis=1>(c, u, i)", opset=24, c=f(2, 4, 3), u=f(2, 2, 3, seed=1), constants={"i": i(1, 2)})
+case("TensorScatter-circular", 'y = TensorScatter<axis=1, mode="circular">(c, u, i)', opset=24, c=f(2, 4, 3), u=f(2, 2, 3, seed=1), constants={"i": i(3, 2)})
+case("MaxPool-storage-order", "y = MaxPool<kernel_shape=[2, 2], storage_order=1>(x)", x=f(1, 1, 4, 3))
+case("BatchNormalization-15-training-statistics", "y, n, w = BatchNormalization<epsilon=0.1, momentum=0.7, training_mode=1>(x, s, b, m, v)", opset=15, outputs=("y", "n", "w"), x=f(2, 3, 4), **BATCH_NORM)
+case("LayerNormalization-statistics", "y, m, r = LayerNormalization<epsilon=0.1>(x, s, b)", opset=17, outputs=("y", "m", "r"), x=f(2, 3, 4), s=f(4, seed=1), b=f(4, seed=2), single=True)
+case("Attention-qk-output", "y, , , q = Attention(q0, k, v)", opset=23, outputs=("y", "q"), q0=f(1, 2, 3, 4), k=f(1, 2, 3, 4, seed=1), v=f(1, 2, 3, 4, seed=2))

@@ -157,7 +157,11 @@ def runner(model: onnx.ModelProto, reference_only: bool = False) -> Callable[[Fe
         reference = ReferenceEvaluator(model, new_ops=[*REFERENCE_OPS, *CORRECTED])
         return lambda feeds: [np.asarray(value) for value in reference.run(None, feeds)]
     names = {value.name for value in session.get_inputs()}
-    return lambda feeds: session.run(None, {name: value for name, value in feeds.items() if name in names})
+    # copies: BatchNormalization in training mode writes the new running statistics into its inputs' own
+    # buffers
+    return lambda feeds: session.run(
+        None, {name: value.copy() for name, value in feeds.items() if name in names}
+    )
 
 
 def check_case(case: Case, dynamic: bool = False) -> None:

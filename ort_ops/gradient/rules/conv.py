@@ -237,12 +237,14 @@ class _TransposedWindow(_Window):
 # -- pooling -------------------------------------------------------------------------------------------------
 
 
-@vjp("MaxPool", limits="storage_order 0")
+@vjp("MaxPool")
 def max_pool(c: Vjp) -> Grads:
     """Scattered to the places that the forward node took its values from."""
-    if c.int_attr("storage_order", 0):
-        raise c.fail("storage_order 1 is not supported; use 0")
-    return (scatter_flat(c, c.x(0), c.y(1, ir.DataType.INT64), c.dy()),)
+    places = c.y(1, ir.DataType.INT64)
+    if c.int_attr("storage_order", 0):  # counted by columns: ask again, by rows
+        attributes = {name: attribute.value for name, attribute in c.node.attributes.items()}
+        places = c.multi("MaxPool", c.x(0), outputs=2, **{**attributes, "storage_order": 0})[1]
+    return (scatter_flat(c, c.x(0), places, c.dy()),)
 
 
 @vjp("AveragePool")

@@ -41,9 +41,26 @@ def layer_normalization(c: Vjp) -> Grads:
     if c.dtype == ir.DataType.DOUBLE or stash != ir.DataType.FLOAT:
         return _layer_norm_in_standard_operators(c, axis)
     residual = c.absorb(0) if c.wants(0) else None
+    if c.has_dy(1) or c.has_dy(2):
+        by_statistics = _statistics_gradient(c, x, axis, stash)
+        residual = by_statistics if residual is None else c.op("Add", residual, by_statistics)
     gamma = _normalised_shape(c, c.x(1), axis)
     dx, dgamma, dbeta = fused_layer_norm_gradient(c, x, gamma, residual, (c.y(1, stash), c.y(2, stash)))
     return dx, _affine_gradient(c, dgamma, 1, axis), _affine_gradient(c, dbeta, 2, axis)
+
+
+def _statistics_gradient(c: Vjp, x: ir.Value, axis: int, stash: ir.DataType) -> ir.Value:
+    """The gradient that reaches x through the outputs mean and rstd, where a model uses them.
+
+    d mean / d x = 1 / n, d rstd / d x = -(x - mean) rstd^3 / n, n elements being normalised together.
+    """
+    mean, rstd = c.y(1, stash), c.y(2, stash)
+    wide = c.cast(x, stash)
+    count = c.op("Div", c.op("Size", x), c.op("Size", mean))
+    cube = c.op("Mul", c.op("Mul", rstd, rstd), rstd)
+    by_rstd = c.op("Mul", c.op("Sub", wide, mean), c.op("Mul", c.dy(2), cube))
+    total = c.op("Div", c.op("Sub", c.dy(1), by_rstd), c.cast(count, stash))
+    return c.cast(total, x.dtype)
 
 
 def fused_layer_norm_gradient(
@@ -146,6 +163,9 @@ def _layer_norm_in_standard_operators(c: Vjp, axis: int) -> Grads:
     g = c.op("Mul", c.dy(), c.x(1))
     along = c.op("Mul", xhat, c.op("ReduceMean", c.op("Mul", g, xhat), axes, keepdims=1))
     dx = c.op("Mul", rstd, c.op("Sub", c.op("Sub", g, c.op("ReduceMean", g, axes, keepdims=1)), along))
+    if c.has_dy(1) or c.has_dy(2):
+        stash = ir.DataType(c.int_attr("stash_type", int(ir.DataType.FLOAT)))
+        dx = c.op("Add", dx, _statistics_gradient(c, x, axis, stash))
     dgamma = c.sum_to(c.op("Mul", c.dy(), xhat), dims, c.x(1)) if c.wants(1) else None
     dbeta = c.sum_to(c.dy(), dims, c.x(2)) if c.wants(2) else None
     return dx, dgamma, dbeta
@@ -203,21 +223,13 @@ def _affine_sums(c: Vjp, xhat: ir.Value, rank: int) -> Grads:
 @vjp("BatchNormalization", inputs=(0, 1, 2, 3, 4))
 def batch_normalization(c: Vjp) -> Grads:
     """With the running statistics each is an input like any other; in training mode the batch's own are part
-    of x.
-
-    The updated running statistics of training mode are outputs that carry no gradient.
-    """
+    of x."""
     x = c.x(0)
     rank = c.rank(x)
     epsilon = c.float_attr("epsilon", 1e-5)
     scale = _per_channel(c, c.x(1), rank)
     if c.int_attr("training_mode", 0):
-        axes = [0, *range(2, rank)]
-        deviation = _deviation(c, x, axes, epsilon)
-        xhat = c.op("Div", c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1)), deviation)
-        return _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes), *_affine_sums(
-            c, xhat, rank
-        )
+        return _trained_batch_norm(c, x, scale, rank, epsilon)
     mean, variance = _per_channel(c, c.x(3), rank), _per_channel(c, c.x(4), rank)
     deviation = c.op("Sqrt", c.op("Add", variance, epsilon))
     xhat = c.op("Div", c.op("Sub", x, mean), deviation)
@@ -226,6 +238,26 @@ def batch_normalization(c: Vjp) -> Grads:
     dmean = c.op("Neg", c.op("Mul", dbias, ratio))
     dvariance = c.op("Mul", c.op("Mul", dscale, c.op("Div", c.x(1), c.op("Add", c.x(4), epsilon))), -0.5)
     return c.op("Mul", c.dy(), c.op("Div", scale, deviation)), dscale, dbias, dmean, dvariance
+
+
+def _trained_batch_norm(c: Vjp, x: ir.Value, scale: ir.Value, rank: int, epsilon: float) -> Grads:
+    """Outputs 1 and 2 are running = running * momentum + batch * (1 - momentum), of mean and variance."""
+    axes = [0, *range(2, rank)]
+    deviation = _deviation(c, x, axes, epsilon)
+    centred = c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1))
+    xhat = c.op("Div", centred, deviation)
+    dx = _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes)
+    momentum = c.float_attr("momentum", 0.9)
+    dmean = dvariance = None
+    if c.has_dy(1) or c.has_dy(2):
+        dmean, dvariance = c.op("Mul", c.dy(1), momentum), c.op("Mul", c.dy(2), momentum)
+        count = c.cast(c.op("Div", c.op("Size", x), c.op("Size", c.x(1))), c.dtype)
+        share = c.op("Div", c.emit.scalar(1.0 - momentum, c.dtype), count)
+        by_mean = _per_channel(c, c.op("Mul", c.cast(c.dy(1), c.dtype), share), rank)
+        by_variance = _per_channel(c, c.op("Mul", c.cast(c.dy(2), c.dtype), c.op("Mul", share, 2.0)), rank)
+        dx = c.op("Add", dx, c.op("Add", c.op("Mul", centred, by_variance), by_mean))
+    dscale, dbias = _affine_sums(c, xhat, rank)
+    return dx, dscale, dbias, dmean, dvariance
 
 
 @vjp("LpNormalization")

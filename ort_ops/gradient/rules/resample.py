@@ -65,14 +65,10 @@ def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Va
     if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         picked = c.op("Gather", c.x(1), [place, place + count], axis=0)
         starts, ends = c.multi("Split", picked, num_outputs=2, axis=0, outputs=2)
-        roi = c.op(
-            "Concat",
-            c.emit.constant(np.zeros(1), starts.dtype),
-            starts,
-            c.emit.constant(np.ones(1), starts.dtype),
-            ends,
-            axis=0,
-        )
+        assert starts.dtype is not None
+        zero, one = c.emit.scalar(0.0, starts.dtype), c.emit.scalar(1.0, starts.dtype)
+        zero, one = c.op("Reshape", zero, [1]), c.op("Reshape", one, [1])
+        roi = c.op("Concat", zero, starts, one, ends, axis=0)
     if c.has(2) and not (c.known(2) is not None and c.known(2).size == 0):  # type: ignore[union-attr]
         scale = c.op("Gather", c.x(2), [place], axis=0)
         scales = c.op("Concat", c.emit.constant(np.ones(1, np.float32)), scale, axis=0)

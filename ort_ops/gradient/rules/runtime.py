@@ -79,8 +79,14 @@ def skip_simplified_layer_normalization(c: Vjp) -> Grads:
 
 
 def _skip_sum(c: Vjp, bias: int) -> ir.Value:
+    _refuse_used_statistics(c)
     total = c.op("Add", c.x(0), c.x(1))
     return c.op("Add", total, c.x(bias)) if c.has(bias) else total
+
+
+def _refuse_used_statistics(c: Vjp) -> None:
+    if c.has_dy(1) or c.has_dy(2):
+        raise c.fail("its outputs mean and inverse deviation are not supported as part of the loss")
 
 
 def _sum_gradient(c: Vjp) -> ir.Value | None:
@@ -90,4 +96,5 @@ def _sum_gradient(c: Vjp) -> ir.Value | None:
 @vjp("SimplifiedLayerNormalization", since=1)
 def simplified_layer_normalization(c: Vjp) -> Grads:
     """RMS normalisation; the runtime keeps it in the default domain."""
+    _refuse_used_statistics(c)
     return rms_norm_gradient(c, c.x(0), c.x(1), trailing_axes(c, c.int_attr("axis", -1)))

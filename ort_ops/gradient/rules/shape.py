@@ -323,9 +323,29 @@ def range_(c: Vjp) -> Grads:
     )
 
 
-@vjp("Unique", inputs=(0,), limits="no axis")
+@vjp("Unique", inputs=(0,))
 def unique(c: Vjp) -> Grads:
-    """Of equal elements the first one is the one that was taken."""
-    if "axis" in c.node.attributes:
-        raise c.fail("the attribute axis is not supported")
-    return (scatter_flat(c, c.x(0), c.y(1, ir.DataType.INT64), c.dy(), add=False),)
+    """Of equal elements, or slices along an axis, the first one is the one that was taken."""
+    taken = c.y(1, ir.DataType.INT64)
+    if "axis" not in c.node.attributes:
+        return (scatter_flat(c, c.x(0), taken, c.dy(), add=False),)
+    rank = c.rank(c.x(0))
+    axis = c.int_attr("axis", 0) % rank
+    others = [place for place in range(rank) if place != axis]
+    places = c.op("Expand", c.op("Unsqueeze", taken, others) if others else taken, c.op("Shape", c.dy()))
+    return (c.op("ScatterElements", c.zeros_like(c.x(0)), places, c.dy(), axis=axis),)
+
+
+@vjp("TensorScatter", inputs=(0, 1))
+def tensor_scatter(c: Vjp) -> Grads:
+    """The same node on other tensors says what was overwritten, and by which element of the update."""
+    cache, update = c.x(0), c.x(1)
+    attributes = {name: attribute.value for name, attribute in c.node.attributes.items()}
+    ones = c.op("Expand", c.emit.scalar(1.0, c.dtype), c.shape(cache))
+    kept = c.op("TensorScatter", ones, c.zeros_like(update), c.optional(2), **attributes)
+    zero, one = (c.emit.constant(np.array(number)) for number in (0, 1))
+    numbers = c.like(c.op("Range", zero, c.op("Size", update), one), update)
+    blank = c.op("ConstantOfShape", c.shape(cache), value=c.emit.zero(ir.DataType.INT64))
+    sources = c.op("TensorScatter", blank, numbers, c.optional(2), **attributes)
+    written = c.op("Mul", c.dy(), c.op("Sub", 1.0, kept))
+    return c.op("Mul", c.dy(), kept), scatter_flat(c, update, sources, written)

@@ -9,7 +9,7 @@ from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
 
-@vjp("DFT", inputs=(0,), limits="not inverse and onesided at once")
+@vjp("DFT", inputs=(0,), limits="inverse and onesided at once only with a known length")
 def dft(c: Vjp) -> Grads:
     """The transform is a matrix F (or F* / N): its adjoint is N times the inverse transform (or F / N).
 
@@ -18,7 +18,7 @@ def dft(c: Vjp) -> Grads:
     """
     inverse, onesided = c.int_attr("inverse", 0), c.int_attr("onesided", 0)
     if inverse and onesided:
-        raise c.fail("inverse and onesided at once is not supported")
+        return (_real_inverse(c),)
     x, rank = c.x(0), c.rank(c.x(0))
     axis = _axis(c) % rank
     size = c.dim(x, axis)
@@ -41,6 +41,30 @@ def dft(c: Vjp) -> Grads:
         return (full,)
     # x may be real: one component, or two
     return (c.op("Slice", full, [0], c.dim(x, rank - 1), [rank - 1]),)
+
+
+def _real_inverse(c: Vjp) -> ir.Value:
+    """A real signal of length N from its bins 0 to N / 2: those that stand for two, k and N - k, count
+    twice."""
+    x, rank = c.x(0), c.rank(c.x(0))
+    axis = _axis(c) % rank
+    length = c.y().shape[axis] if c.y().shape is not None else None  # type: ignore[index]
+    if not isinstance(length, int):
+        raise c.fail("with inverse and onesided the length must be known")
+    bins = length // 2 + 1
+    weights = np.full(bins, 2.0 / length)
+    weights[0] = 1.0 / length
+    if length % 2 == 0:
+        weights[-1] = 1.0 / length
+    shape = [1] * rank
+    shape[axis] = bins
+    scale = c.emit.constant(weights.reshape(shape).astype(c.dtype.numpy()), c.dtype)
+    if c.emit.opset >= 20:
+        spectrum = c.op("DFT", c.dy(), None, c.emit.constant(np.array(axis)), onesided=1)
+    else:
+        spectrum = c.op("DFT", c.dy(), onesided=1, axis=axis)
+    full = c.op("Mul", spectrum, scale)
+    return c.op("Pad", full, c.join([0], c.sub(c.dim(x, axis), [bins])), None, [axis])
 
 
 def _axis(c: Vjp) -> int:
