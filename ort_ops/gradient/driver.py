@@ -176,10 +176,15 @@ class Vjp:
             return self.emit.ints(function(*known).tolist())
         return self.op(op_type, left, right)
 
-    def sum_to(self, gradient: ir.Value, source: Dims | None, target: ir.Value) -> ir.Value:
+    def sum_to(
+        self, gradient: ir.Value, source: Dims | None, target: ir.Value, full: ir.Value | None = None
+    ) -> ir.Value:
         """`gradient`, of shape `source`, summed to the shape of `target`; for rules that broadcast only in
-        part."""
-        return self._walk.sum_to(gradient, source, target)
+        part.
+
+        `full`: the shape of `gradient` as a value, if it can be told from forward values.
+        """
+        return self._walk.sum_to(gradient, source, target, full)
 
     def like(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
         """`gradient` reshaped to the shape of `value`, which has as many elements."""
@@ -320,7 +325,9 @@ class _Walk:
             if gradient is None:
                 continue
             if rule.broadcasts:
-                gradient = self.sum_to(gradient, node.outputs[0].shape, value, like=node.outputs[0])
+                gradient = self.sum_to(
+                    gradient, node.outputs[0].shape, value, self.emit.op("Shape", node.outputs[0])
+                )
             self._contributions.setdefault(value, []).append(gradient)
 
     # -- gradients of values
@@ -352,28 +359,28 @@ class _Walk:
         return self.emit.op("ConstantOfShape", self.shape(value), value=self.emit.zero(value.dtype))
 
     def sum_to(
-        self, gradient: ir.Value, source: Dims | None, target: ir.Value, like: ir.Value | None = None
+        self, gradient: ir.Value, source: Dims | None, target: ir.Value, full: ir.Value | None = None
     ) -> ir.Value:
         """Sum `gradient`, of shape `source`, to the shape of `target` that was broadcast to it.
 
-        `like`: a forward value of the shape of `gradient`, if there is one. Its shape is asked for then,
-        because a runtime knows more of it, and because ONNX Runtime takes unknown dims that a custom operator
-        infers for -1.
+        `full`: the shape of `gradient` as a value made from forward values, if there is one. It is preferred
+        to asking the gradient itself, because a runtime knows more of it, and because ONNX Runtime takes
+        unknown dims that a custom operator infers for -1.
 
         The axes are worked out here if the shapes say enough, else when the model runs.
         """
         if target.shape is None or source is None:
-            return self._sum_to_at_run_time(gradient, target, like or gradient)
+            return self._sum_to_at_run_time(gradient, target, full)
         leading = len(source) - len(target.shape)
         inner = []
         for axis, size in enumerate(target.shape):
-            full = source[leading + axis]
-            if size == full and (isinstance(size, int) or size.value is not None):
+            wide = source[leading + axis]
+            if size == wide and (isinstance(size, int) or size.value is not None):
                 continue
             if size == 1:
                 inner.append(leading + axis)
-            elif not isinstance(size, int) and full != 1:
-                return self._sum_to_at_run_time(gradient, target, like or gradient)
+            elif not isinstance(size, int) and wide != 1:
+                return self._sum_to_at_run_time(gradient, target, full)
         if leading and not inner:
             return self.emit.op("ReduceSum", gradient, list(range(leading)), keepdims=0)
         if inner:
@@ -382,12 +389,12 @@ class _Walk:
                 gradient = self.emit.op("Squeeze", gradient, list(range(leading)))
         return gradient
 
-    def _sum_to_at_run_time(self, gradient: ir.Value, target: ir.Value, like: ir.Value) -> ir.Value:
+    def _sum_to_at_run_time(self, gradient: ir.Value, target: ir.Value, full: ir.Value | None) -> ir.Value:
         """Sum over the axes where the shape of `target`, with ones put before it, differs from that of
         `gradient`."""
         op = self.emit.op
         shape = op("Shape", target)
-        full = op("Shape", like)
+        full = full or op("Shape", gradient)
         missing = op("Sub", op("Shape", full), op("Shape", shape))
         padded = op("Concat", op("Expand", [1], missing), shape, axis=0)
         differs = op("Not", op("Equal", padded, full))

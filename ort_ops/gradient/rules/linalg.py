@@ -64,7 +64,8 @@ def _product(
         return c.like(product, target)
     if rank == 2:
         return product
-    return c.sum_to(product, [*_batch(c, rank), *target.shape[-2:]], target)  # type: ignore[index]
+    full = c.op("Concat", c.op("Shape", c.y(), end=-2), c.op("Shape", target, start=-2), axis=0)
+    return c.sum_to(product, [*_batch(c, rank), *target.shape[-2:]], target, full)  # type: ignore[index]
 
 
 def _batch(c: Vjp, rank: int) -> Sequence[int | ir.SymbolicDim]:
