@@ -642,20 +642,6 @@ void RunBlockOf(const Problem& problem, const Plan& plan, float* partials, int64
   }
 }
 
-void RunBlock(const Problem& problem, const Plan& plan, float* partials, int64_t block) {
-  const bool float_gamma = problem.gamma_type == ORT_OPS_FLOAT;
-  switch (problem.type) {
-    case ORT_OPS_FLOAT:
-      return RunBlockOf<float, float>(problem, plan, partials, block);
-    case ORT_OPS_FLOAT16:
-      return float_gamma ? RunBlockOf<hwy::float16_t, float>(problem, plan, partials, block)
-                         : RunBlockOf<hwy::float16_t, hwy::float16_t>(problem, plan, partials, block);
-    case ORT_OPS_BFLOAT16:
-      return float_gamma ? RunBlockOf<hwy::bfloat16_t, float>(problem, plan, partials, block)
-                         : RunBlockOf<hwy::bfloat16_t, hwy::bfloat16_t>(problem, plan, partials, block);
-  }
-}
-
 // ---------------------------------------------------------------- adding the blocks' sums
 
 // Adds column i of every block, in double precision: the sum of many float32 sums must not round like one of them.
@@ -684,20 +670,6 @@ void CombineColumns(const Plan& plan, const float* partials, int64_t which, int6
     double sum = 0.0;
     for (int64_t block = 0; block < plan.blocks; ++block) sum += first[block * stride + i];
     out[i] = static_cast<float>(sum);
-  }
-}
-
-void CombineTile(const Problem& problem, const Plan& plan, const float* partials, int64_t tile) {
-  const int64_t begin = tile * plan.cols_per_tile;
-  const int64_t end = std::min(problem.cols, begin + plan.cols_per_tile);
-  float* const outputs[2] = {problem.dgamma, problem.dbeta};
-  for (int64_t which = 0; which < 2; ++which) {
-    if (outputs[which] == nullptr) continue;
-    if (problem.type == ORT_OPS_BFLOAT16) {
-      CombineColumns<hwy::bfloat16_t>(plan, partials, which, begin, end, outputs[which]);
-    } else {
-      CombineColumns<float>(plan, partials, which, begin, end, outputs[which]);
-    }
   }
 }
 

@@ -13,6 +13,11 @@ namespace ort_ops::add_layer_norm_grad {
 // themselves, see Plan::sums_in_outputs).
 void RunBlock(const Problem& problem, const Plan& plan, float* partials, int64_t block);
 
+// RunBlock for tensors of one type.
+void RunFloatBlock(const Problem& problem, const Plan& plan, float* partials, int64_t block);
+void RunFloat16Block(const Problem& problem, const Plan& plan, float* partials, int64_t block);
+void RunBFloat16Block(const Problem& problem, const Plan& plan, float* partials, int64_t block);
+
 // Adds the blocks' sums for one tile of columns, in the order of the blocks, and writes dgamma and dbeta.
 void CombineTile(const Problem& problem, const Plan& plan, const float* partials, int64_t tile);
 
