@@ -1,7 +1,9 @@
-"""`ort-ops bench`: AddLayerNormGrad in a session, side by side with PyTorch and with the machine's streaming floor.
+"""`ort-ops bench`: AddLayerNormGrad in a session, side by side with PyTorch and with the machine's
+streaming floor.
 
-All candidates of a row take turns, in random order, in one process and on the same number of threads, and the medians are
-compared: on shared machines only such ratios say anything. Inputs and outputs of the session are bound, so nothing is copied.
+All candidates of a row take turns, in random order, in one process and on the same number of threads,
+and the medians are compared: on shared machines only such ratios say anything. Inputs and outputs of
+the session are bound, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ SHAPES = ((4096, 4096), (8192, 1024), (2048, 16384), (65536, 64), (1024, 768), (
 ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "bfloat16": TensorProto.BFLOAT16}
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
-# A sample shorter than this is made of several calls, so that the clock and the wake-up of threads do not count.
+# A sample shorter than this is made of several calls, so that the clock and the wake-up of threads do not
+# count.
 _MIN_SAMPLE_SECONDS = 1e-2
 _REST_SECONDS = 2e-2
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. Times are medians in seconds of one call; errors are relative to max|reference|."""
+    """One row of the table: median seconds of one call; errors relative to max|reference|."""
 
     rows: int
     cols: int
@@ -82,7 +85,7 @@ def _make_problem(rows: int, cols: int, dtype: np.dtype) -> _Problem:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins on a cache line, as the tensors of ONNX Runtime and of PyTorch do and NumPy's do not."""
+    """A copy that begins on a cache line, as tensors of ONNX Runtime and PyTorch do and NumPy's do not."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -100,10 +103,20 @@ class _Session:
         shapes = {"dx": problem.dy.shape, "dgamma": problem.gamma.shape, "dbeta": problem.gamma.shape}
         output_types = {"dx": element_type, "dgamma": TensorProto.FLOAT, "dbeta": TensorProto.FLOAT}
         graph = helper.make_graph(
-            [helper.make_node(ADD_LAYER_NORM_GRAD.name, names, list(shapes), domain=ADD_LAYER_NORM_GRAD.domain)],
+            [
+                helper.make_node(
+                    ADD_LAYER_NORM_GRAD.name, names, list(shapes), domain=ADD_LAYER_NORM_GRAD.domain
+                )
+            ],
             "bench",
-            [helper.make_tensor_value_info(name, types[name], getattr(problem, name).shape) for name in names],
-            [helper.make_tensor_value_info(name, output_types[name], shape) for name, shape in shapes.items()],
+            [
+                helper.make_tensor_value_info(name, types[name], getattr(problem, name).shape)
+                for name in names
+            ],
+            [
+                helper.make_tensor_value_info(name, output_types[name], shape)
+                for name, shape in shapes.items()
+            ],
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ADD_LAYER_NORM_GRAD.domain, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
@@ -202,7 +215,8 @@ def measure(rows: int, cols: int, dtype: str, threads: int, rounds: int) -> Row:
     floor_passes = max(1, round(_MIN_SAMPLE_SECONDS / floor.seconds(3, True)))
 
     def sample(name: str) -> float:
-        # The last candidate's threads wait for work in a loop for a while; they must not take this one's processors.
+        # The last candidate's threads wait for work in a loop for a while; they must not take this one's
+        # processors.
         time.sleep(_REST_SECONDS)
         if name.startswith("floor"):
             return floor.seconds(floor_passes, name.endswith("stream"))

@@ -38,7 +38,8 @@ def bench(
 ) -> None:
     """Time AddLayerNormGrad beside PyTorch (eager and compiled) and the machine's streaming floor.
 
-    Prints a Markdown table of medians and ratios. Takes about five minutes; needs PyTorch (pip install 'ort-ops[bench]').
+    Prints a Markdown table of medians and ratios. Takes about five minutes and needs PyTorch:
+    pip install 'ort-ops[cpu,bench]'.
     """
     try:
         from rich.console import Console

@@ -1,8 +1,9 @@
 """Finds the shared library of kernels, registers it with ONNX Runtime, and says what is inside.
 
-Registration goes through onnxruntime-extensions: its library keeps a list of operators that others add, and registers them together
-with its own, under ``ai.onnx.contrib``, in every session whose options name it. So one call gives a session both, and
-a user who registers onnxruntime-extensions by hand gets ours too.
+Registration goes through onnxruntime-extensions: its library keeps a list of operators that others add,
+and registers them together with its own, under ``ai.onnx.contrib``, in every session whose options name
+it. So one call gives a session both, and a user who registers onnxruntime-extensions by hand gets ours
+too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _registered: weakref.WeakSet = weakref.WeakSet()
 def library_path() -> str:
     """The absolute path of the shared library.
 
-    It can be given to any language binding of ONNX Runtime that loads custom-op libraries; from Python, `register` is the
-    better way, because it brings the operators of onnxruntime-extensions along.
+    It can be given to any language binding of ONNX Runtime that loads custom-op libraries; from Python,
+    `register` is the better way, because it brings the operators of onnxruntime-extensions along.
 
     Raises:
         FileNotFoundError: the package was installed without its library.
@@ -62,14 +63,14 @@ def load_library() -> ctypes.CDLL:
 def register(session_options: onnxruntime.SessionOptions) -> None:
     """Makes sessions with these options run the operators of ort_ops and of onnxruntime-extensions.
 
-    May be called again for the same options, for many options, from many threads, and for options on which the user has registered
-    onnxruntime-extensions before (provided that ort_ops had been used in this process by then: earlier, its list
-    of operators lacked ours).
+    May be called again for the same options, for many options, from many threads, and for options on
+    which the user has registered onnxruntime-extensions before (provided that ort_ops had been used in
+    this process by then: earlier, its list of operators lacked ours).
 
     Raises:
         ImportError: onnxruntime or onnxruntime-extensions is not installed.
-        RuntimeError: a Python ``@onnx_op`` has the name of one of our operators, or these options already hold another
-            library's ``ai.onnx.contrib`` domain.
+        RuntimeError: a Python ``@onnx_op`` has the name of one of our operators, or these options already
+            hold another library's ``ai.onnx.contrib`` domain.
     """
     with _lock:
         if session_options in _registered:
@@ -99,13 +100,15 @@ def _import_onnxruntime():
         import onnxruntime
     except ImportError as error:
         raise ImportError(
-            "ONNX Runtime is not installed; run: pip install onnxruntime (CPU) or: pip install onnxruntime-gpu (CUDA)"
+            "ONNX Runtime is not installed; run: pip install onnxruntime (for the CPU) "
+            "or: pip install onnxruntime-gpu (for CUDA)"
         ) from error
     return onnxruntime
 
 
 def _refuse_python_operators_of_the_same_name() -> None:
-    # onnxruntime-extensions would loop for ever: its search for a free name never advances past a name that is taken.
+    # onnxruntime-extensions would loop for ever: its search for a free name never advances past a name that
+    # is taken.
     from onnxruntime_extensions import Opdef
 
     from ort_ops.operators import OPERATORS
@@ -123,7 +126,8 @@ def _refuse_python_operators_of_the_same_name() -> None:
 def _add_operators_to_extensions(extensions_path: str) -> None:
     onnxruntime = _import_onnxruntime()
     library = load_library()  # before the options below, which unload with them what only they have loaded
-    # Hands our library the runtime's function table, which shape inference needs before any kernel is created.
+    # Hands our library the runtime's function table, which shape inference needs before any kernel is
+    # created.
     onnxruntime.SessionOptions().register_custom_ops_library(library_path())
     extensions = ctypes.CDLL(extensions_path)
     try:
@@ -159,7 +163,7 @@ def _probe_model() -> bytes:
 
 
 def _probe(session_options: onnxruntime.SessionOptions) -> Exception | None:
-    """What creating a session of the probe model raises; the options are as before afterwards, and nothing is written."""
+    """What creating a session of the probe model raises. Leaves the options as they were; writes nothing."""
     quiet = {"enable_profiling": False, "optimized_model_filepath": "", "log_severity_level": 4}
     before = {name: getattr(session_options, name) for name in quiet}
     try:
@@ -175,7 +179,8 @@ def _probe(session_options: onnxruntime.SessionOptions) -> Exception | None:
 
 
 def _is_known_to(session_options: onnxruntime.SessionOptions) -> bool:
-    # The options cannot be asked which libraries they hold, and a library registered twice makes every session fail.
+    # The options cannot be asked which libraries they hold, and a library registered twice makes every
+    # session fail.
     return _probe(session_options) is None
 
 
@@ -184,8 +189,8 @@ def _refuse_conflicts(session_options: onnxruntime.SessionOptions) -> None:
     if error is None or not any(sign in str(error) for sign in ("Conflicting", "already set in registry")):
         return  # any other trouble has nothing to do with registration; the user's own session will tell it
     raise RuntimeError(
-        f"these SessionOptions already hold operators of the domain {DOMAIN} from a library registered before "
-        "ort_ops was used; make new SessionOptions and call ort_ops.register on them (it registers "
+        f"these SessionOptions already hold operators of the domain {DOMAIN} from a library registered "
+        "before ort_ops was used; make new SessionOptions and call ort_ops.register on them (it registers "
         "onnxruntime-extensions as well), or call it before you register other libraries"
     ) from error
 
@@ -200,7 +205,13 @@ def describe() -> dict[str, str]:
         "CPU instruction sets": library.ort_ops_cpu_targets().decode(),
         "instruction set in use": library.ort_ops_cpu_target().decode(),
     }
-    for package in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-extensions", "onnx"):
+    for package in (
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "onnxruntime-training-cpu",
+        "onnxruntime-extensions",
+        "onnx",
+    ):
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,5 @@
-"""Makes the helper modules in this folder importable from the tests in its subfolders, and adds the option --library.
+"""Makes the helper modules in this folder importable from the tests in its subfolders, and adds the option
+--library.
 
 pytest puts the folder of each conftest.py it finds on the path.
 """

@@ -166,8 +166,8 @@ class Library:
     ) -> dict[str, np.ndarray]:
         """Runs both phases and returns the wanted outputs.
 
-        offsets: bytes by which a tensor's buffer is moved off its 64-byte boundary. in_place: the input whose buffer dx
-        takes over. The workspace is filled with `workspace_fill` before each run: 0xFF bytes are NaN.
+        offsets: bytes by which a tensor's buffer is moved off its 64-byte boundary. in_place: the input whose
+        buffer dx takes over. The workspace is filled with `workspace_fill` before each run: 0xFF bytes are NaN.
         """
         offsets = offsets or {}
         buffers = {}

@@ -1,4 +1,5 @@
-"""AddLayerNormGrad's CPU kernel against the float64 oracle: every type, instruction set, width, presence and alignment."""
+"""AddLayerNormGrad's CPU kernel against the float64 oracle: every type, instruction set, width, presence
+and alignment."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from oracle import BFLOAT16, DTYPES, FLOAT, FLOAT16, Inputs, assert_matches, mak
 TYPE_PAIRS = [(FLOAT, FLOAT), (FLOAT16, FLOAT16), (FLOAT16, FLOAT), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT)]
 TYPE_IDS = [f"{dtype}-gamma_{gamma}" for dtype, gamma in TYPE_PAIRS]
 
-# Around the groups of every instruction set (8, 16 and 32 elements) and their pairs, around the change of what is kept between the
-# sweeps (1024), and around the longest rows that keep all of it (16384 floats, 32768 16-bit elements).
+# Around the groups of every instruction set (8, 16 and 32 elements) and their pairs, around the change of
+# what is kept between the sweeps (1024), and around the longest rows that keep all of it (16384 floats, 32768
+# 16-bit elements).
 COLS = [
     *range(1, 36),
     *(63, 64, 65, 100, 127, 128, 129, 512, 513),
@@ -179,7 +181,8 @@ def test_dx_is_rounded_to_nearest_even_once(library: Library, dtype: np.dtype) -
     above = np.nextafter(neighbours.astype(dtype), np.array(np.inf, dtype)).astype(np.float64)
     values[: rows // 2] = (neighbours + above) / 2
     values = values[np.isfinite(values) & (np.abs(values) < 1e30)]
-    # One value in a row of zeros, x = mean: dx there is value - value / cols, a float32 subtraction of exact terms.
+    # One value in a row of zeros, x = mean: dx there is value - value / cols, a float32 subtraction of exact
+    # terms.
     dy = np.zeros([len(values), cols], dtype)
     dy[:, 5] = 1
     statistic = np.zeros([len(values), 1], np.float32)

@@ -1,4 +1,5 @@
-"""The C interface: what phase one refuses and how, the size of the workspace, and the choice of the instruction set."""
+"""The C interface: what phase one refuses and how, the size of the workspace, and the choice of the
+instruction set."""
 
 from __future__ import annotations
 
@@ -51,14 +52,14 @@ REFUSED = [
     (
         "rstd",
         tensor([8, 127, 1], FLOAT),
-        "rstd must be [8,128,1], one value for each row of dy [8,128,768], or the same without the trailing ones; "
-        "got [8,127,1]",
+        "rstd must be [8,128,1], one value for each row of dy [8,128,768], "
+        "or the same without the trailing ones; got [8,127,1]",
     ),
     (
         "mean",
         tensor([8, 128, 768], FLOAT),
-        "mean must be [8,128,1], one value for each row of dy [8,128,768], or the same without the trailing ones; "
-        "got [8,128,768]",
+        "mean must be [8,128,1], one value for each row of dy [8,128,768], "
+        "or the same without the trailing ones; got [8,128,768]",
     ),
     ("mean", tensor([8, 128, 1], FLOAT16), "mean must be float; got float16"),
     ("dy", tensor([8, 128, 768], DOUBLE), "dy must be float, float16 or bfloat16; got ONNX data type 11"),
@@ -188,8 +189,9 @@ def test_a_null_executor_is_refused(installed: Library) -> None:
 
 
 def test_enormous_results_agree_with_small_ones(installed: Library) -> None:
-    # 2^31 rows of one shared line of memory: a buffer whose strides the interface cannot express is not needed, because
-    # the sizes alone are tried here; numbers beyond 2^31 elements are tried in the runtime's tests.
+    # 2^31 rows of one shared line of memory: a buffer whose strides the interface cannot express is not
+    # needed, because the sizes alone are tried here; numbers beyond 2^31 elements are tried in the runtime's
+    # tests.
     size = installed.workspace_bytes(**tensors(((1 << 32) + 1, 64)))
     assert size <= 0.02 * ((1 << 32) + 1) * 64 * 4
     assert size % 64 == 0

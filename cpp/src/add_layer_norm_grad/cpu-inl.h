@@ -1,13 +1,15 @@
-// The algorithm of the CPU kernel, compiled once for each instruction set. Knows vectors; knows nothing of dispatch.
+// The algorithm of the CPU kernel, compiled once for each instruction set. Knows vectors; knows nothing of
+// dispatch.
 //
-// A row takes two sweeps: the first sums g and g * xhat along the row and adds dy * xhat and dy to the block's sums,
-// the second writes dx. What the second needs again is kept in a scratch on the stack: x = x1 + x2 in its own type or, where
-// rows are short enough to stay in the first cache level all the same, xhat and g, which saves converting them again.
+// A row takes two sweeps: the first sums g and g * xhat along the row and adds dy * xhat and dy to the
+// block's sums, the second writes dx. What the second needs again is kept in a scratch on the stack: x = x1 +
+// x2 in its own type or, where rows are short enough to stay in the first cache level all the same, xhat and
+// g, which saves converting them again.
 //
-// Elements are worked on in groups of two vectors of floats, `a` and `b`. For float and float16 `a` holds the first half of a group
-// and `b` the second; for bfloat16 `a` holds the even elements and `b` the odd ones, because a bfloat16 is the upper
-// half of a float: two shifts or masks widen a whole vector of them, with no shuffle. Sums over rows stay in that order until
-// the blocks are combined.
+// Elements are worked on in groups of two vectors of floats, `a` and `b`. For float and float16 `a` holds the
+// first half of a group and `b` the second; for bfloat16 `a` holds the even elements and `b` the odd ones,
+// because a bfloat16 is the upper half of a float: two shifts or masks widen a whole vector of them, with no
+// shuffle. Sums over rows stay in that order until the blocks are combined.
 
 // A per-target include guard, as Highway asks for.
 #if defined(ORT_OPS_ADD_LAYER_NORM_GRAD_CPU_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -46,7 +48,8 @@ struct Pair {
 
 // ---------------------------------------------------------------- element types
 
-// How a group of T is read and written; RoundAndStore returns what it stored. LaneOf says where in a Pair (a's lanes, then b's) an element is.
+// How a group of T is read and written; RoundAndStore returns what it stored. LaneOf says where in a Pair
+// (a's lanes, then b's) an element is.
 template <class T>
 struct Elements;
 
@@ -69,7 +72,8 @@ struct Elements<float> {
   }
 };
 
-// float16 to float and back, to nearest even. Highway's own emulation, where the processor has no such instruction, loses infinity and NaN.
+// float16 to float and back, to nearest even. Highway's own emulation, where the processor has no such
+// instruction, loses infinity and NaN.
 #if HWY_TARGET == HWY_SSE2
 using DHalf = hn::Rebind<uint16_t, D>;
 
@@ -98,7 +102,8 @@ HWY_INLINE hn::Vec<DHalf> ToHalf(V v) {
   const V magnitude = hn::Abs(v);
   const auto bits = hn::BitCast(du, magnitude);
   const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, v)), hn::Set(du, 0x8000));
-  // Normal: the new bias, half a unit in the last place, and one more bit where that makes the even neighbour.
+  // Normal: the new bias, half a unit in the last place, and one more bit where that makes the even
+  // neighbour.
   const auto is_odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(du, 1));
   const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, (static_cast<uint32_t>(15 - 127) << 23) + 0xFFF)), is_odd);
   const auto normal = hn::ShiftRight<13>(rounded);
@@ -172,8 +177,9 @@ struct Elements<hwy::bfloat16_t> {
     return {hn::BitCast(D(), hn::ShiftLeft<16>(bits)), hn::BitCast(D(), hn::And(bits, UpperHalf()))};
   }
   static HWY_INLINE hn::Vec<DU32> UpperHalf() { return hn::Set(DU32(), 0xFFFF0000u); }
-  // To nearest, ties to even, in the upper 16 bits. Carries a NaN over into infinity or zero only if its payload fills the lower half;
-  // no such NaN comes here, because rows' statistics and float gammas are made canonical before (Canonical).
+  // To nearest, ties to even, in the upper 16 bits. Carries a NaN over into infinity or zero only if its
+  // payload fills the lower half; no such NaN comes here, because rows' statistics and float gammas are made
+  // canonical before (Canonical).
   static HWY_INLINE hn::Vec<DU32> RoundedBits(V v) {
     const auto bits = hn::BitCast(DU32(), v);
     const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(DU32(), 1));
@@ -232,8 +238,9 @@ HWY_INLINE void AddToRowSums(Pair g, Pair xhat, RowSums& sums) {
   sums.g_xhat = {hn::MulAdd(g.a, xhat.a, sums.g_xhat.a), hn::MulAdd(g.b, xhat.b, sums.g_xhat.b)};
 }
 
-// dx = (g + c * scale + shift) * rstd + dsum, where c is xhat or x - mean. Multiplying by rstd last keeps the exact cancellation
-// of the bracket: with one column dx is dsum, not dsum and the rounding error of two large terms.
+// dx = (g + c * scale + shift) * rstd + dsum, where c is xhat or x - mean. Multiplying by rstd last keeps the
+// exact cancellation of the bracket: with one column dx is dsum, not dsum and the rounding error of two large
+// terms.
 struct DxCoefficients {
   V mean;
   V rstd;
@@ -267,7 +274,8 @@ HWY_INLINE Pair OnlyTail(Pair v, int64_t count) {
           hn::IfThenElseZero(hn::FirstN(D(), static_cast<size_t>(count - in_a)), v.b)};
 }
 
-// Adds the tail's elements of `v` to sums in their natural order: a whole group would not fit behind the last full one.
+// Adds the tail's elements of `v` to sums in their natural order: a whole group would not fit behind the last
+// full one.
 template <class T>
 HWY_INLINE void AddTailTo(float* sums, Pair v, int64_t count) {
   HWY_ALIGN float lanes[kGroup];
@@ -365,9 +373,10 @@ struct FloatSums {
 
 // The first sweep of one tile. kAllSums: dgamma and dbeta are both wanted.
 //
-// This row's dsum and the next row's dy are prefetched here, the next row's x1 and x2 in the second sweep: so both sweeps ask the memory
-// for equally much (5 % over prefetching all three in the second). Beginning the x of the next two groups before the work on
-// the present ones brought nothing; two groups at a time, whole cache lines of 16-bit types, brought 7 %.
+// This row's dsum and the next row's dy are prefetched here, the next row's x1 and x2 in the second sweep: so
+// both sweeps ask the memory for equally much (5 % over prefetching all three in the second). Beginning the x
+// of the next two groups before the work on the present ones brought nothing; two groups at a time, whole
+// cache lines of 16-bit types, brought 7 %.
 template <class T, class TGamma, class TKeep, bool kHasX2, bool kAllSums>
 HWY_INLINE FloatSums SumTile(const Block<T, TGamma>& block, const Tile& tile) {
   const int64_t row_offset = tile.row * block.cols;
@@ -449,7 +458,8 @@ HWY_INLINE void WriteTile(const Block<T, TGamma>& block, const Tile& tile, Float
                                        hn::Set(D(), -(sums.g * inverse_cols))};
   const Pair zero = {hn::Zero(D()), hn::Zero(D())};
 
-  // dx of a group whose dy, gamma and dsum are at these places and whose scratch begins at element i of the tile.
+  // dx of a group whose dy, gamma and dsum are at these places and whose scratch begins at element i of the
+  // tile.
   const auto dx_of = [&](const T* dy_i, const TGamma* gamma_i, const T* dsum_i, const T* x_i, int64_t i) HWY_ATTR {
     const Pair added = kHasDsum ? Elements<T>::Load(dsum_i) : zero;
     if constexpr (kFloats) {
@@ -497,7 +507,8 @@ HWY_INLINE void WriteTile(const Block<T, TGamma>& block, const Tile& tile, Float
   }
 }
 
-// The same columns of `count` rows, one after the other; a row's scratch begins ScratchStride bytes behind the last one's.
+// The same columns of `count` rows, one after the other; a row's scratch begins ScratchStride bytes behind
+// the last one's.
 template <class TKeep>
 HWY_INLINE Tile TileAt(const Tile& first, int64_t k) {
   const int64_t whole_groups = (first.end - first.begin + kGroup - 1) / kGroup * kGroup;
@@ -539,8 +550,8 @@ HWY_NOINLINE void SumInputsAgain(const Block<T, TGamma>& block, const Tile& tile
 
 // ---------------------------------------------------------------- one block of rows
 
-// Beyond this many bytes the tensors do not stay in a last-level cache, and writing dx past the caches saves reading its lines first
-// (8 to 18 % of the time); below it, dx had better stay in the cache for its reader.
+// Beyond this many bytes the tensors do not stay in a last-level cache, and writing dx past the caches saves
+// reading its lines first (8 to 18 % of the time); below it, dx had better stay in the cache for its reader.
 constexpr int64_t kStreamAboveBytes = int64_t{24} << 20;
 
 template <class T>
@@ -550,8 +561,8 @@ bool ShouldStream(const Problem& problem) {
   return whole_lines && 5 * problem.rows * row_bytes > kStreamAboveBytes;
 }
 
-// Short rows are taken several at a time, so that the sums along one row, a chain of dependent instructions, overlap with
-// the others'.
+// Short rows are taken several at a time, so that the sums along one row, a chain of dependent instructions,
+// overlap with the others'.
 constexpr int64_t kMaxRowsAtOnce = 8;
 constexpr int64_t kColsAtOnce = 512;
 
@@ -644,7 +655,8 @@ void RunBlockOf(const Problem& problem, const Plan& plan, float* partials, int64
 
 // ---------------------------------------------------------------- adding the blocks' sums
 
-// Adds column i of every block, in double precision: the sum of many float32 sums must not round like one of them.
+// Adds column i of every block, in double precision: the sum of many float32 sums must not round like one of
+// them.
 template <class T>
 void CombineColumns(const Plan& plan, const float* partials, int64_t which, int64_t begin, int64_t end, float* out) {
   constexpr hn::Repartition<double, D> dd;

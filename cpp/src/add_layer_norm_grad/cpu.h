@@ -1,4 +1,5 @@
-// The CPU kernel's two steps, each a set of independent tasks. Plain pointers; the instruction set is chosen inside.
+// The CPU kernel's two steps, each a set of independent tasks. Plain pointers; the instruction set is chosen
+// inside.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_CPU_H_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_CPU_H_
 
@@ -9,8 +10,8 @@
 
 namespace ort_ops::add_layer_norm_grad {
 
-// Writes dx of the block's rows, and the block's sums for dgamma and dbeta into the workspace (or into the outputs
-// themselves, see Plan::sums_in_outputs).
+// Writes dx of the block's rows, and the block's sums for dgamma and dbeta into the workspace (or into the
+// outputs themselves, see Plan::sums_in_outputs).
 void RunBlock(const Problem& problem, const Plan& plan, float* partials, int64_t block);
 
 // RunBlock for tensors of one type.

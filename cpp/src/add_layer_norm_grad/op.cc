@@ -1,4 +1,5 @@
-// The thin adapter: turns the runtime's values into the C interface's tensors and its status into the runtime's.
+// The thin adapter: turns the runtime's values into the C interface's tensors and its status into the
+// runtime's.
 #include "add_layer_norm_grad/op.h"
 
 #include <cstring>
@@ -187,9 +188,10 @@ OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp*, const OrtApi* api, const 
   }
 }
 
-// dx is as dy in type and shape, symbolic dims included. The type comes from dy, not from the kernel: of all kernels of
-// the name the runtime asks one. dgamma and dbeta are left alone: the interface does not tell how many outputs the node
-// has, and the runtime (up to 1.23 at least) writes past the end of its list when told of one that the node lacks.
+// dx is as dy in type and shape, symbolic dims included. The type comes from dy, not from the kernel: of all
+// kernels of the name the runtime asks one. dgamma and dbeta are left alone: the interface does not tell how
+// many outputs the node has, and the runtime (up to 1.23 at least) writes past the end of its list when told
+// of one that the node lacks.
 OrtStatus* InferDx(const OrtApi& api, OrtShapeInferContext* context) {
   OrtTensorTypeAndShapeInfo* dy = nullptr;  // owned by the context
   if (OrtStatus* status = api.ShapeInferContext_GetInputTypeShape(context, kDy, &dy)) return status;
@@ -238,7 +240,8 @@ OrtCustomOpInputOutputCharacteristic ORT_API_CALL InputCharacteristic(const OrtC
   return index == kX2 || index == kDsum ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
 }
 
-// dx may take over the buffer of dsum or of dy: an element of dx is written after the last read of the same element.
+// dx may take over the buffer of dsum or of dy: an element of dx is written after the last read of the same
+// element.
 size_t ORT_API_CALL MayInplace(int** input_index, int** output_index) {
   static int inputs[] = {kDsum, kDy};
   static int outputs[] = {kDx, kDx};

@@ -6,8 +6,8 @@
 
 namespace ort_ops::add_layer_norm_grad {
 
-// T: dy, x1, x2, dsum and dx; gamma: T or float. Without `infers_shapes` the runtime knows dx's type but not its shape,
-// and so never lets dx take over the buffer of a gradient.
+// T: dy, x1, x2, dsum and dx; gamma: T or float. Without `infers_shapes` the runtime knows dx's type but not
+// its shape, and so never lets dx take over the buffer of a gradient.
 struct CpuOp : OrtCustomOp {
   CpuOp(ONNXTensorElementDataType type, ONNXTensorElementDataType gamma_type, bool infers_shapes);
 

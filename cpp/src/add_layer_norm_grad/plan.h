@@ -1,8 +1,9 @@
-// How one call is cut into tasks, and how much workspace that takes: from the shape and the type alone, so that the
-// result does not depend on the threads that happen to run it.
+// How one call is cut into tasks, and how much workspace that takes: from the shape and the type alone, so
+// that the result does not depend on the threads that happen to run it.
 //
-// The rows are cut into blocks of equally many rows. A block writes its rows' dx and its own partial dgamma and dbeta; then the
-// partial sums are added in the order of the blocks, in double precision, in tiles of columns.
+// The rows are cut into blocks of equally many rows. A block writes its rows' dx and its own partial dgamma
+// and dbeta; then the partial sums are added in the order of the blocks, in double precision, in tiles of
+// columns.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_PLAN_H_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_PLAN_H_
 

@@ -1,4 +1,5 @@
-// The checked description of one AddLayerNormGrad call: sizes and types, then the buffers. Knows no algorithm.
+// The checked description of one AddLayerNormGrad call: sizes and types, then the buffers. Knows no
+// algorithm.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_PROBLEM_H_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_PROBLEM_H_
 
