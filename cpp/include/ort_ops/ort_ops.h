@@ -1,7 +1,7 @@
 /* Types and functions shared by every operator of the C interface.
  *
  * The interface needs no ONNX Runtime. An operator is called in two phases: NAME_get_workspace_size checks every
- * argument and makes an executor (the plan); NAME_cpu runs it. All functions return an OrtOpsStatus and never throw.
+ * argument and makes an executor (the plan); NAME_cpu runs it. (On CUDA: NAME_cuda_get_workspace_size and NAME_cuda.) All functions return an OrtOpsStatus and never throw.
  */
 #ifndef ORT_OPS_ORT_OPS_H_
 #define ORT_OPS_ORT_OPS_H_
@@ -25,6 +25,8 @@ typedef enum OrtOpsStatus {
   ORT_OPS_WORKSPACE_TOO_SMALL = 1001,
   ORT_OPS_OUT_OF_MEMORY = 1002,
   ORT_OPS_PARALLEL_FOR_FAILED = 1003,
+  ORT_OPS_CUDA_FAILED = 1004,        /* the CUDA runtime reported an error; the sentence has its name */
+  ORT_OPS_CUDA_NOT_BUILT = 1005,     /* the library was built without CUDA */
   ORT_OPS_NULL_POINTER = 161001,     /* a required pointer is null */
   ORT_OPS_INVALID_PARAMETER = 161002 /* a type, rank or shape is not supported */
 } OrtOpsStatus;
@@ -65,6 +67,14 @@ ORT_OPS_EXPORT const char* ort_ops_cpu_target(void);
 /* Makes the kernels use one of ort_ops_cpu_targets, for the whole process; NULL goes back to the best. For tests and
  * for finding out what an instruction set is worth; not while a kernel runs. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_use_cpu_target(const char* name);
+
+/* The architectures that the CUDA kernels were compiled for, separated by commas, e.g. "sm_80,sm_90,compute_120" (the last one: a
+ * form that the driver compiles for newer devices). Empty in a library built without CUDA. */
+ORT_OPS_EXPORT const char* ort_ops_cuda_architectures(void);
+
+/* Writes the name of the calling thread's current CUDA device, or fails where there is none that can run this library's
+ * kernels, e.g. because there is no driver. */
+ORT_OPS_EXPORT OrtOpsStatus ort_ops_cuda_device(char* description, size_t description_bytes);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,29 @@
+// The CUDA part of the C interface in a library that was built without CUDA.
+#include "last_error.h"
+#include "ort_ops/add_layer_norm_grad.h"
+
+namespace {
+
+OrtOpsStatus NotBuilt() {
+  return ort_ops::Fail(ORT_OPS_CUDA_NOT_BUILT,
+                       "this library was built without CUDA; build it where nvcc is on the PATH, or with ORT_OPS_CUDA=ON");
+}
+
+}  // namespace
+
+extern "C" const char* ort_ops_cuda_architectures(void) { return ""; }
+
+extern "C" OrtOpsStatus ort_ops_cuda_device(char*, size_t) { return NotBuilt(); }
+
+extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
+    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*,
+    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, size_t*,
+    OrtOpsAddLayerNormGradCudaExecutor**) {
+  return NotBuilt();
+}
+
+extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void*, size_t, const OrtOpsAddLayerNormGradCudaExecutor*, void*) {
+  return NotBuilt();
+}
+
+extern "C" void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor*) {}

@@ -1,0 +1,26 @@
+"""The emulated library, built once for all tests, or the one that --library names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
+
+from emulated import EMULATED_SOURCES, EmulatedLibrary, compile_emulated  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def emulated_library_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = request.config.getoption("--library")
+    if given:
+        return Path(given)
+    return compile_emulated(EMULATED_SOURCES, tmp_path_factory.mktemp("emulated") / "libemulated.so")
+
+
+@pytest.fixture
+def library(emulated_library_path: Path) -> EmulatedLibrary:
+    """Set back to the small device and the forward order for each test."""
+    return EmulatedLibrary(emulated_library_path)

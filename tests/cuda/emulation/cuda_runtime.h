@@ -1,0 +1,150 @@
+// Stands in for CUDA's language and runtime, so that the host's compiler takes device code as it is: put this folder before any
+// other on the include path and compile the .cu files as C++. For tests only.
+//
+// The threads of a block are fibers on one thread of the processor; the blocks of a grid run one after the other. A fiber runs until it
+// waits for others (a barrier, a shuffle) or ends; the order in which fibers go on is a setting. What depends on that
+// order is a race. Shared memory holds NaNs when a block starts; copies in flight land when they are waited for.
+// Where a GPU would hang, trap or do anything at all, the launch fails and cudaGetErrorString says what was wrong.
+#ifndef ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
+#define ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+// ---------------------------------------------------------------- types
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+using std::max;
+using std::min;
+
+// ---------------------------------------------------------------- the runtime's functions
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719
+};
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+struct cudaFuncAttributes {};
+struct cudaDeviceProp {
+  char name[256];
+  int major;
+  int minor;
+};
+
+using cudaStream_t = struct EmulatedStream*;
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+
+// ---------------------------------------------------------------- what a thread sees
+
+extern dim3 threadIdx;
+extern dim3 blockIdx;
+extern dim3 blockDim;
+extern dim3 gridDim;
+
+void __syncthreads();
+void __syncwarp(unsigned mask = 0xffffffffu);
+float __shfl_xor_sync(unsigned mask, float value, int lane_mask);
+void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes);
+void __pipeline_commit();
+void __pipeline_wait_prior(size_t groups);
+
+// ---------------------------------------------------------------- the emulation's own
+
+namespace cuda_emulation {
+
+enum class Order { kForward, kReverse, kRandom };
+
+// When a copy into shared memory reads and writes: as early as a device may, like one without asynchronous copies, or as late.
+enum class CopyTime { kAtIssue, kAtWait };
+
+struct Settings {
+  int multiprocessors = 4;
+  int shared_bytes_per_multiprocessor = 228 << 10;
+  int shared_bytes_per_block = 227 << 10;
+  Order order = Order::kForward;
+  unsigned seed = 0;  // of Order::kRandom
+  CopyTime copy_time = CopyTime::kAtWait;
+  int64_t last_blocks = INT64_MAX;  // of each grid only so many are run, the last ones
+};
+
+extern Settings settings;
+
+// The launches since the last call, a line each: the kernel, its grid, block and bytes of shared memory.
+const char* TakeLaunches();
+
+// Names the array that kernels declare as `extern __shared__`, which a host's program must define.
+struct SharedMemory {
+  SharedMemory(void* memory, size_t bytes);
+};
+
+cudaError_t Launch(const void* kernel, const cudaLaunchConfig_t& config, const std::function<void()>& call);
+
+}  // namespace cuda_emulation
+
+template <class... TParameters, class... TArguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(TParameters...), TArguments&&... arguments) {
+  return cuda_emulation::Launch(reinterpret_cast<const void*>(kernel), *config, [&] { kernel(arguments...); });
+}
+
+#endif  // ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
