@@ -167,7 +167,8 @@ class Library:
         """Runs both phases and returns the wanted outputs.
 
         offsets: bytes by which a tensor's buffer is moved off its 64-byte boundary. in_place: the input whose
-        buffer dx takes over. The workspace is filled with `workspace_fill` before each run: 0xFF bytes are NaN.
+        buffer dx takes over. Before each run the workspace is filled with `workspace_fill`:
+        0xFF bytes are NaN.
         """
         offsets = offsets or {}
         buffers = {}
