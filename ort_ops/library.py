@@ -118,7 +118,8 @@ def _refuse_python_operators_of_the_same_name() -> None:
         name = min(taken)
         raise RuntimeError(
             f"a Python operator named {name} was declared with onnxruntime_extensions.onnx_op; ort_ops "
-            f"registers {DOMAIN}::{name} itself, so give the Python operator another name and start a new process"
+            f"registers {DOMAIN}::{name} itself, so give the Python operator another name and start a new "
+            "process"
         )
 
 
