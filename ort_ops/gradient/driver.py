@@ -86,6 +86,15 @@ class Vjp:
         value = self.optional(index)
         return value is not None and value in self._walk.paths.carries
 
+    def carries(self, value: ir.Value) -> bool:
+        """Whether any value of the graph depends on a parameter."""
+        return value in self._walk.paths.carries
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        """Version of every domain that the graph uses."""
+        return self._walk.paths.opsets
+
     def absorb(self, index: int) -> ir.Value | None:
         """Take over the gradient that reached input `index` so far, if any: the rule adds it into what it
         returns."""
@@ -232,7 +241,12 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def differentiate(
-    graph: ir.Graph, opsets: dict[str, int], loss: ir.Value, parameters: Sequence[ir.Value], emit: Emitter
+    graph: ir.Graph,
+    opsets: dict[str, int],
+    loss: ir.Value,
+    parameters: Sequence[ir.Value],
+    emit: Emitter,
+    unreachable_is_zero: bool = False,
 ) -> list[ir.Value]:
     """Write the gradients of `loss` with respect to `parameters` and return them, in order.
 
@@ -243,12 +257,15 @@ def differentiate(
         loss: a value of the graph with one element.
         parameters: floating-point values that no node produces.
         emit: a fresh emitter.
+        unreachable_is_zero: parameters that do not reach the loss have gradients of zeros; else they are an
+            error.
 
     Raises:
         GradientError: a node in between has no rule, or a parameter does not reach the loss.
     """
     paths = Paths(graph, opsets, loss, parameters)
-    paths.refuse_unreachable()
+    if not unreachable_is_zero:
+        paths.refuse_unreachable()
     paths.refuse_missing_rules()
     walk = _Walk(paths, emit)
     walk.run()

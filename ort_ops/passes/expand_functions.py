@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
+from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
 _DOMAIN = "ort_ops.expanded"
 
@@ -34,6 +34,7 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
         expanded = True
     if expanded:
         InlinePass(criteria=lambda function: function.domain == _DOMAIN)(model)
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return expanded
 
 

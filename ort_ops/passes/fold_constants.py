@@ -4,6 +4,7 @@ condition."""
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript import optimizer
 
 LARGEST_ELEMENTS = 1024
@@ -19,4 +20,6 @@ def fold_constants(model: ir.Model) -> bool:
         input_size_limit=LARGEST_ELEMENTS,
         output_size_limit=LARGEST_ELEMENTS,
     )
+    if result.modified:
+        RemoveUnusedNodesPass()(model)  # folding leaves copies behind that nobody reads
     return bool(result.modified)

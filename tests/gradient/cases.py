@@ -804,3 +804,10 @@ case("MaxPool-storage-order", "y = MaxPool<kernel_shape=[2, 2], storage_order=1>
 case("BatchNormalization-15-training-statistics", "y, n, w = BatchNormalization<epsilon=0.1, momentum=0.7, training_mode=1>(x, s, b, m, v)", opset=15, outputs=("y", "n", "w"), x=f(2, 3, 4), **BATCH_NORM)
 case("LayerNormalization-statistics", "y, m, r = LayerNormalization<epsilon=0.1>(x, s, b)", opset=17, outputs=("y", "m", "r"), x=f(2, 3, 4), s=f(4, seed=1), b=f(4, seed=2), single=True)
 case("Attention-qk-output", "y, , , q = Attention(q0, k, v)", opset=23, outputs=("y", "q"), q0=f(1, 2, 3, 4), k=f(1, 2, 3, 4, seed=1), v=f(1, 2, 3, 4, seed=2))
+
+# -- Scan ----------------------------------------------------------------------------------------------------------------
+
+SCAN = "[scan] s, y = Scan<num_scan_inputs=2, body = step (double[3] state, double[3] x, double[3] g) => (double[3] after, double[3] out) {t = Mul(state, g) u = Add(t, x) after = Tanh(u) out = Mul(after, x)}>(h, xs, gs)"
+case("Scan", SCAN, outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))
+case("Scan-outer-constant", SCAN.replace("out = Mul(after, x)", "out = Mul(after, k)"), outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2), constants={"k": f(3, seed=3)})
+case("Scan-only-result", SCAN, outputs=("y",), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))

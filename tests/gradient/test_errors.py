@@ -162,6 +162,18 @@ def test_control_flow_on_the_way_is_refused_by_name(operator: str) -> None:
     assert f"{operator} (node '{name}')" in message and "control flow" in message and "'w'" in message
 
 
+def test_a_scan_whose_body_reads_a_parameter_from_outside_is_refused() -> None:
+    message = refusal(
+        model(
+            """[steps] y, z = Scan<num_scan_inputs=1, body = b (float[3] s, float[3] e) => (float[3] t, float[3] o)
+            {t = Mul(s, w) o = Mul(t, e)}>(v, x)  loss = ReduceSum<keepdims=0>(y)""",
+            initializers="float[3] w = {1, 2, 3}, float[3] v = {1, 2, 3}",
+        ),
+        ["v", "w"],
+    )
+    assert "'w'" in message
+
+
 @pytest.mark.parametrize("operator", CONTROL)
 def test_control_flow_off_the_way_is_left_alone(operator: str) -> None:
     frozen = model(

@@ -188,3 +188,17 @@ def test_integers_and_shapes_on_the_side_get_no_gradient_nodes() -> None:
 
     expected = [(loss(w + 1e-6 * unit) - loss(w - 1e-6 * unit)) / 2e-6 for unit in np.eye(3)]
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5)
+
+
+def test_rows_that_are_masked_as_a_whole_have_no_gradient_where_the_model_replaces_their_nan() -> None:
+    model = parse("""g (float[3,4] x, float[3,4] mask, float[3,4] dy) => (float loss) {
+        m = Add(x, mask)  p = Softmax(m)  nan = IsNaN(p)  zero = Constant<value_float=0.0>()  q = Where(nan, zero, p)
+        z = Mul(q, dy)  loss = ReduceSum<keepdims=0>(z) }""")
+    x, dy = (GENERATOR.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
+    mask = np.zeros((3, 4), np.float32)
+    mask[1] = -np.inf
+    gradient = run(build_gradient_model(model, ["x"]), x=x, mask=mask, dy=dy)["x_grad"]
+    soft = np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(axis=1, keepdims=True)
+    expected = soft * (dy - (dy * soft).sum(axis=1, keepdims=True))
+    expected[1] = 0
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6)

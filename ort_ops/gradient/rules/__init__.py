@@ -2,6 +2,7 @@
 
 from ort_ops.gradient.rules import (
     activation,
+    control_flow,
     conv,
     elementwise,
     grid_sample,
@@ -20,6 +21,7 @@ from ort_ops.gradient.rules import (
 
 __all__ = [
     "activation",
+    "control_flow",
     "conv",
     "elementwise",
     "grid_sample",

@@ -14,8 +14,45 @@ from ort_ops.gradient.registry import Grads, vjp
 def softmax(c: Vjp) -> Grads:
     """dx = y * (dy - sum(dy * y))."""
     axis = c.int_attr("axis", -1)
-    total = c.op("ReduceSum", c.op("Mul", c.dy(), c.y()), [axis], keepdims=1)
-    return (c.op("Mul", c.op("Sub", c.dy(), total), c.y()),)
+    y = _without_nan(c.y(), axis)
+    total = c.op("ReduceSum", c.op("Mul", c.dy(), y), [axis], keepdims=1)
+    return (c.op("Mul", c.op("Sub", c.dy(), total), y),)
+
+
+def _without_nan(y: ir.Value, axis: int) -> ir.Value:
+    """Where a model replaces the NaN of a softmax, its result: rows that are masked as a whole then have no
+    gradient.
+
+    Attention is written so: Where(IsNaN(y), 0, y), or Where(row is masked, 0, y). Both values are the same
+    but for those rows, in which the gradient that reaches y is 0; but 0 times NaN is NaN. If anything else
+    reads y, its NaN stays.
+    """
+    readers = {use.node for use in y.uses()}
+    tests = {node for node in readers if node.op_type == "IsNaN"}
+    others = readers - tests
+    if y.is_graph_output() or len(others) != 1:
+        return y
+    choice = others.pop()
+    if choice.op_type != "Where" or choice.inputs[2] is not y:
+        return y
+    condition = choice.inputs[0]
+    assert condition is not None
+    by_row = (
+        not tests
+        and condition.shape is not None
+        and y.shape is not None
+        and _is_one(condition, axis, len(y.shape))
+    )
+    by_element = len(tests) == 1 and condition is tests.pop().outputs[0]
+    return choice.outputs[0] if by_row or by_element else y
+
+
+def _is_one(value: ir.Value, axis: int, rank: int) -> bool:
+    """Whether `value` is surely of size 1 along `axis` of the tensor of rank `rank` that it is broadcast
+    to."""
+    assert value.shape is not None
+    place = axis % rank - (rank - len(value.shape))
+    return place < 0 or value.shape[place] == 1
 
 
 @vjp("LogSoftmax")
