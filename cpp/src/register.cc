@@ -29,14 +29,23 @@ bool InfersShapesAroundAbsentInputs(const OrtApiBase& api_base) {
 }
 
 // Made at the first call, for the runtime that has registered by then.
-const OrtCustomOp* const* CustomOps(size_t* count) {
+const add_layer_norm_grad::Op* CustomOps(size_t* count) {
+  using namespace add_layer_norm_grad;
   static const bool infer = infers_shapes.load(std::memory_order_acquire);
-  static const add_layer_norm_grad::CpuOp f32(kFloat, kFloat, infer);
-  static const add_layer_norm_grad::CpuOp f16(kFloat16, kFloat16, infer);
-  static const add_layer_norm_grad::CpuOp f16_float_gamma(kFloat16, kFloat, infer);
-  static const add_layer_norm_grad::CpuOp bf16(kBFloat16, kBFloat16, infer);
-  static const add_layer_norm_grad::CpuOp bf16_float_gamma(kBFloat16, kFloat, infer);
-  static const OrtCustomOp* const ops[] = {&f32, &f16, &f16_float_gamma, &bf16, &bf16_float_gamma};
+  static const Op ops[] = {
+      {kCpuProvider, kFloat, kFloat, infer},
+      {kCpuProvider, kFloat16, kFloat16, infer},
+      {kCpuProvider, kFloat16, kFloat, infer},
+      {kCpuProvider, kBFloat16, kBFloat16, infer},
+      {kCpuProvider, kBFloat16, kFloat, infer},
+#ifdef ORT_OPS_WITH_CUDA
+      {kCudaProvider, kFloat, kFloat, infer},
+      {kCudaProvider, kFloat16, kFloat16, infer},
+      {kCudaProvider, kFloat16, kFloat, infer},
+      {kCudaProvider, kBFloat16, kBFloat16, infer},
+      {kCudaProvider, kBFloat16, kFloat, infer},
+#endif
+  };
   *count = sizeof(ops) / sizeof(ops[0]);
   return ops;
 }
@@ -50,9 +59,9 @@ OrtStatus* Domain(const OrtApi& api, OrtCustomOpDomain** domain) {
     OrtCustomOpDomain* fresh = nullptr;
     if (OrtStatus* status = api.CreateCustomOpDomain(kDomain, &fresh)) return status;
     size_t count = 0;
-    const OrtCustomOp* const* ops = CustomOps(&count);
+    const add_layer_norm_grad::Op* ops = CustomOps(&count);
     for (size_t i = 0; i < count; ++i) {
-      if (OrtStatus* status = api.CustomOpDomain_Add(fresh, ops[i])) {
+      if (OrtStatus* status = api.CustomOpDomain_Add(fresh, &ops[i])) {
         api.ReleaseCustomOpDomain(fresh);
         return status;
       }
@@ -87,6 +96,6 @@ extern "C" ORT_OPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOp
 extern "C" ORT_OPS_EXPORT const OrtCustomOp* ort_ops_custom_op(size_t index) {
   if (ort_ops::RegisteredApi() == nullptr) return nullptr;
   size_t count = 0;
-  const OrtCustomOp* const* ops = ort_ops::CustomOps(&count);
-  return index < count ? ops[index] : nullptr;
+  const ort_ops::add_layer_norm_grad::Op* ops = ort_ops::CustomOps(&count);
+  return index < count ? &ops[index] : nullptr;
 }

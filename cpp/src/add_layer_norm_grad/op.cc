@@ -1,5 +1,5 @@
-// The thin adapter: turns the runtime's values into the C interface's tensors and its status into the
-// runtime's.
+// What the operator is to the runtime on every provider: its types, its shapes, and its values as the C
+// interface's tensors.
 #include "add_layer_norm_grad/op.h"
 
 #include <cstring>
@@ -18,40 +18,12 @@ namespace {
 enum Input : size_t { kDy, kX1, kX2, kRstd, kMean, kGamma, kDsum, kInputs };
 enum Output : size_t { kDx, kDgamma, kDbeta, kOutputs };
 
-constexpr size_t kWorkspaceAlignment = 64;
-
-struct ReleaseAllocator {
-  const OrtApi* api;
-  void operator()(OrtAllocator* allocator) const { api->ReleaseAllocator(allocator); }
-};
-
-struct ReleaseExecutor {
-  void operator()(OrtOpsAddLayerNormGradExecutor* executor) const { ort_ops_add_layer_norm_grad_destroy(executor); }
-};
-
-struct Kernel {
-  const OrtApi& api;
-  std::string node_name;
-  std::unique_ptr<OrtAllocator, ReleaseAllocator> allocator;
-};
-
 // An input or output of the node; `tensor.dims` points into `dims`.
 struct Value {
   std::vector<int64_t> dims;
   OrtOpsTensor tensor;
   const OrtOpsTensor* tensor_or_null = nullptr;
 };
-
-OrtStatus* NodeError(const Kernel& kernel, OrtErrorCode code, const char* sentence) {
-  const std::string text = "AddLayerNormGrad (node '" + kernel.node_name + "'): " + sentence;
-  return kernel.api.CreateStatus(code, text.c_str());
-}
-
-OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status) {
-  if (status == ORT_OPS_SUCCESS) return nullptr;
-  const bool callers_fault = status == ORT_OPS_NULL_POINTER || status == ORT_OPS_INVALID_PARAMETER;
-  return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION, ort_ops_last_error());
-}
 
 OrtStatus* ReadShape(const OrtApi& api, const OrtValue* ort_value, Value& value) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
@@ -104,56 +76,16 @@ OrtStatus* AllocateOutputs(const OrtApi& api, OrtKernelContext* context, const V
   return nullptr;
 }
 
-struct SessionThreads {
-  const OrtApi& api;
-  const OrtKernelContext* context;
-  OrtStatus* status;
-
-  static int Run(void* self, size_t count, void (*task)(void*, size_t), void* task_data) {
-    auto& threads = *static_cast<SessionThreads*>(self);
-    // One batch for each task: whichever thread is free takes the next.
-    threads.status = threads.api.KernelContext_ParallelFor(threads.context, task, count, count, task_data);
-    return threads.status == nullptr ? 0 : 1;
-  }
-};
-
-OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, size_t workspace_bytes,
-                               const OrtOpsAddLayerNormGradExecutor* executor) {
-  OrtAllocator* allocator = kernel.allocator.get();
-  const auto free_workspace = [allocator](void* p) { allocator->Free(allocator, p); };
-  std::unique_ptr<void, decltype(free_workspace)> memory(nullptr, free_workspace);
-  void* workspace = nullptr;
-  if (workspace_bytes != 0) {
-    size_t room = workspace_bytes + kWorkspaceAlignment;
-    memory.reset(allocator->Alloc(allocator, room));
-    if (memory == nullptr) {
-      const std::string text = "no memory for a workspace of " + std::to_string(workspace_bytes) + " bytes";
-      return NodeError(kernel, ORT_RUNTIME_EXCEPTION, text.c_str());
-    }
-    workspace = memory.get();
-    workspace = std::align(kWorkspaceAlignment, workspace_bytes, workspace, room);
-  }
-  SessionThreads threads = {kernel.api, context, nullptr};
-  const OrtOpsParallelFor parallel_for = {SessionThreads::Run, &threads};
-  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_cpu(workspace, workspace_bytes, executor, &parallel_for);
-  return threads.status != nullptr ? threads.status : ToOrtStatus(kernel, status);
-}
-
 OrtStatus* ComputeOrThrow(const Kernel& kernel, OrtKernelContext* context) {
   Value inputs[kInputs];
   if (OrtStatus* status = ReadInputs(kernel.api, context, inputs)) return status;
   Value outputs[kOutputs];
   if (OrtStatus* status = AllocateOutputs(kernel.api, context, inputs, outputs)) return status;
-  size_t workspace_bytes = 0;
-  OrtOpsAddLayerNormGradExecutor* executor = nullptr;
-  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(
-      inputs[kDy].tensor_or_null, inputs[kX1].tensor_or_null, inputs[kX2].tensor_or_null,
-      inputs[kRstd].tensor_or_null, inputs[kMean].tensor_or_null, inputs[kGamma].tensor_or_null,
-      inputs[kDsum].tensor_or_null, outputs[kDx].tensor_or_null, outputs[kDgamma].tensor_or_null,
-      outputs[kDbeta].tensor_or_null, &workspace_bytes, &executor);
-  if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
-  const std::unique_ptr<OrtOpsAddLayerNormGradExecutor, ReleaseExecutor> owned(executor);
-  return RunOnSessionThreads(kernel, context, workspace_bytes, executor);
+  const Arguments arguments = {inputs[kDy].tensor_or_null,   inputs[kX1].tensor_or_null,    inputs[kX2].tensor_or_null,
+                               inputs[kRstd].tensor_or_null, inputs[kMean].tensor_or_null,  inputs[kGamma].tensor_or_null,
+                               inputs[kDsum].tensor_or_null, outputs[kDx].tensor_or_null,   outputs[kDgamma].tensor_or_null,
+                               outputs[kDbeta].tensor_or_null};
+  return kernel.provider.run(kernel, context, arguments);
 }
 
 OrtStatus* ORT_API_CALL Compute(void* self, OrtKernelContext* context) {
@@ -174,14 +106,14 @@ OrtStatus* ReadNodeName(const OrtApi& api, const OrtKernelInfo* info, std::strin
   return nullptr;
 }
 
-OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   try {
     std::string node_name;
     if (OrtStatus* status = ReadNodeName(*api, info, node_name)) return status;
     OrtAllocator* allocator = nullptr;
     if (OrtStatus* status = api->KernelInfoGetAllocator(info, OrtMemTypeDefault, &allocator)) return status;
     std::unique_ptr<OrtAllocator, ReleaseAllocator> owned(allocator, ReleaseAllocator{api});
-    *kernel = new Kernel{*api, std::move(node_name), std::move(owned)};
+    *kernel = new Kernel{*api, static_cast<const Op*>(op)->provider, std::move(node_name), std::move(owned)};
     return nullptr;
   } catch (const std::exception& error) {
     return api->CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
@@ -227,13 +159,13 @@ OrtStatus* ORT_API_CALL InferShapes(const OrtCustomOp*, OrtShapeInferContext* co
 }
 
 ONNXTensorElementDataType ORT_API_CALL InputType(const OrtCustomOp* self, size_t index) {
-  const auto& op = *static_cast<const CpuOp*>(self);
+  const auto& op = *static_cast<const Op*>(self);
   if (index == kRstd || index == kMean) return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   return index == kGamma ? op.gamma_type : op.type;
 }
 
 ONNXTensorElementDataType ORT_API_CALL OutputType(const OrtCustomOp* self, size_t index) {
-  return index == kDx ? static_cast<const CpuOp*>(self)->type : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  return index == kDx ? static_cast<const Op*>(self)->type : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 }
 
 OrtCustomOpInputOutputCharacteristic ORT_API_CALL InputCharacteristic(const OrtCustomOp*, size_t index) {
@@ -252,11 +184,23 @@ size_t ORT_API_CALL MayInplace(int** input_index, int** output_index) {
 
 }  // namespace
 
-CpuOp::CpuOp(ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type, bool infers_shapes)
-    : OrtCustomOp{}, type(element_type), gamma_type(gamma_element_type) {
+OrtStatus* NodeError(const Kernel& kernel, OrtErrorCode code, const char* sentence) {
+  const std::string text = "AddLayerNormGrad (node '" + kernel.node_name + "'): " + sentence;
+  return kernel.api.CreateStatus(code, text.c_str());
+}
+
+OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status) {
+  if (status == ORT_OPS_SUCCESS) return nullptr;
+  const bool callers_fault = status == ORT_OPS_NULL_POINTER || status == ORT_OPS_INVALID_PARAMETER;
+  return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION, ort_ops_last_error());
+}
+
+Op::Op(const Provider& its_provider, ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type,
+       bool infers_shapes)
+    : OrtCustomOp{}, provider(its_provider), type(element_type), gamma_type(gamma_element_type) {
   version = kOrtApiVersion;
   GetName = [](const OrtCustomOp*) { return "AddLayerNormGrad"; };
-  GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+  GetExecutionProviderType = [](const OrtCustomOp* self) { return static_cast<const Op*>(self)->provider.name; };
   GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
   GetInputType = InputType;
   GetInputCharacteristic = InputCharacteristic;
