@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import pytest
 from native import (
     INVALID_PARAMETER,
@@ -188,11 +187,7 @@ def test_a_null_executor_is_refused(installed: Library) -> None:
     installed._library.ort_ops_add_layer_norm_grad_destroy(ctypes.c_void_p(None))
 
 
-def test_enormous_results_agree_with_small_ones(installed: Library) -> None:
-    # 2^31 rows of one shared line of memory: a buffer whose strides the interface cannot express is not
-    # needed, because the sizes alone are tried here; numbers beyond 2^31 elements are tried in the runtime's
-    # tests.
-    size = installed.workspace_bytes(**tensors(((1 << 32) + 1, 64)))
-    assert size <= 0.02 * ((1 << 32) + 1) * 64 * 4
+def test_the_workspace_of_an_enormous_tensor_does_not_overflow(installed: Library) -> None:
+    size = installed.workspace_bytes(**tensors(((1 << 50) + 1, 64)))
+    assert 0 < size <= 0.02 * ((1 << 50) + 1) * 64 * 4
     assert size % 64 == 0
-    assert np.iinfo(np.int64).max > size
