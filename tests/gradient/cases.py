@@ -57,14 +57,14 @@ for op, low, high in [
     ("Softsign", -2, 2), ("HardSigmoid", -4, 4), ("HardSwish", -5, 5), ("ThresholdedRelu", -2, 2), ("Shrink", -2, 2),
     ("Softmax", -2, 2), ("LogSoftmax", -2, 2), ("Hardmax", -2, 2),
 ]:  # fmt: skip
-    case(op, f"y = {op}(x)", x=f(3, 4, low=low, high=high), reference=op == "Shrink")
+    case(op, f"y = {op}(x)", x=f(3, 4, low=low, high=high), reference=op == "Shrink", single=op == "Celu")
 case("Mish", "y = Mish(x)", x=f(3, 4))
 case("Gelu-erf", "y = Gelu(x)", opset=20, x=f(3, 4), reference=True)
 case("Gelu-tanh", 'y = Gelu<approximate="tanh">(x)', opset=20, x=f(3, 4))
 case("Swish", "y = Swish<alpha=1.5>(x)", opset=24, x=f(3, 4))
 case("LeakyRelu-alpha", "y = LeakyRelu<alpha=0.3>(x)", x=f(3, 4))
 case("Elu-alpha", "y = Elu<alpha=0.7>(x)", x=f(3, 4))
-case("Celu-alpha", "y = Celu<alpha=1.7>(x)", x=f(3, 4))
+case("Celu-alpha", "y = Celu<alpha=1.7>(x)", x=f(3, 4), single=True)
 case("Selu-attributes", "y = Selu<alpha=1.2, gamma=0.8>(x)", x=f(3, 4))
 case("HardSigmoid-attributes", "y = HardSigmoid<alpha=0.5, beta=0.6>(x)", x=f(3, 4))
 case("ThresholdedRelu-alpha", "y = ThresholdedRelu<alpha=0.5>(x)", x=f(3, 4))

@@ -8,11 +8,16 @@ in order, on one thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
+
+Put = Callable[[ir.Value, ir.Value, str], ir.Value]
+"""Writes updates into a tensor with a reduction: of (tensor, updates, reduction)."""
 
 # -- the same elements in another shape ----------------------------------------------------------------------
 
@@ -110,7 +115,7 @@ def _pad_axes(
     return c.op("Pad", value, c.join(*before, *after), None, axes)
 
 
-def _scatter_to_source(c: Vjp, select, add: bool = False) -> ir.Value:  # type: ignore[no-untyped-def]
+def _scatter_to_source(c: Vjp, select: Callable[[ir.Value], ir.Value], add: bool = False) -> ir.Value:
     """The gradient, each element added to the element of input 0 that it came from.
 
     `select` is the forward operator on another tensor of the input's shape: applied to a tensor that numbers
@@ -272,7 +277,7 @@ def scatter_nd(c: Vjp) -> Grads:
     )
 
 
-def _scatter(c: Vjp, take, put) -> Grads:  # type: ignore[no-untyped-def]
+def _scatter(c: Vjp, take: Callable[[ir.Value], ir.Value], put: Put) -> Grads:
     """`take` reads the places that `put` writes.
 
     With reduction "none" an element that was overwritten has no gradient. "mul": the product of the others.
