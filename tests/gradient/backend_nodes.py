@@ -51,7 +51,9 @@ def results() -> Iterator[Result]:
         warnings.simplefilter("ignore")  # the tests divide by zero and overflow on purpose
         cases = collect_testcases(None)
     for case in cases:
-        if "_expanded" in case.name:  # the same test once more, with the function's body in the operator's place
+        if (
+            "_expanded" in case.name
+        ):  # the same test once more, with the function's body in the operator's place
             continue
         model, name = case.model, case.name.removeprefix("test_")
         operators = collections.Counter(node.op_type for node in model.graph.node)
@@ -81,8 +83,15 @@ def _check(model: onnx.ModelProto, given: Sequence[object]) -> tuple[str, str]:
     if any(value.dtype.kind == "V" or value.dtype.name in ("bfloat16",) for value in feeds.values()):
         return "not used", "types that ONNX Runtime's Python interface lacks"
     fixed = _not_differentiable_inputs(model)
-    floats = [name for name, value in feeds.items() if value.dtype == np.float32 and value.size and name not in fixed]
-    outputs = _finite_outputs(model, feeds)
+    floats = [
+        name
+        for name, value in feeds.items()
+        if value.dtype == np.float32 and value.size and name not in fixed
+    ]
+    try:
+        outputs = _finite_outputs(model, feeds)
+    except Exception:  # no runtime here has all of the operator's forms
+        return "not used", "the forward model does not run here"
     if not floats or not outputs:
         return "not used", "no float32 input or finite float32 output"
     model = _with_constants(model, {name: value for name, value in feeds.items() if name not in floats})
@@ -138,7 +147,9 @@ def _away_from_kinks(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> di
         lambda value, move: np.abs(value) + move,
     ]
     for way in ways:
-        moved = {name: np.asarray(way(value, moves[name])).astype(value.dtype) for name, value in feeds.items()}
+        moved = {
+            name: np.asarray(way(value, moves[name])).astype(value.dtype) for name, value in feeds.items()
+        }
         if not any(np.isnan(np.asarray(value, np.float64)).any() for value in runner(model)(moved)):
             return moved
     return moved
@@ -244,7 +255,11 @@ def summary(found: list[Result]) -> str:
     """The share that is right, and every other test with its reason."""
     counts = collections.Counter(result.outcome for result in found)
     tried = counts["right"] + counts["failed"]
-    lines = [f"{result.name} ({result.operator}): {result.reason}" for result in found if result.outcome == "failed"]
+    lines = [
+        f"{result.name} ({result.operator}): {result.reason}"
+        for result in found
+        if result.outcome == "failed"
+    ]
     share = 100 * counts["right"] / tried
     lines.append(f"{counts['right']} of {tried} right ({share:.1f} %), {counts['not used']} not used")
     return "\n".join(lines)

@@ -811,3 +811,6 @@ SCAN = "[scan] s, y = Scan<num_scan_inputs=2, body = step (double[3] state, doub
 case("Scan", SCAN, outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))
 case("Scan-outer-constant", SCAN.replace("out = Mul(after, x)", "out = Mul(after, k)"), outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2), constants={"k": f(3, seed=3)})
 case("Scan-only-result", SCAN, outputs=("y",), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))
+case("STFT", "y = STFT(x, n, w)", opset=17, x=f(1, 20, 1), w=f(6, low=0.3, high=1.2, seed=1), constants={"n": np.array(4)}, static=("w",), single=True)
+case("STFT-twosided", "y = STFT<onesided=0>(x, n, , l)", opset=17, x=f(2, 20, 1), constants={"n": np.array(3), "l": np.array(8)}, single=True)
+case("DequantizeLinear-blocks", "y = DequantizeLinear<axis=1, block_size=2>(q, s, z)", opset=21, q=np.arange(10, dtype=np.uint8).reshape(2, 5), s=f(2, 3, low=0.5), constants={"z": np.arange(6, dtype=np.uint8).reshape(2, 3)}, reference=True, single=True)

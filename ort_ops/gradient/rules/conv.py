@@ -335,10 +335,17 @@ def global_max_pool(c: Vjp) -> Grads:
 
 @vjp("MaxUnpool", inputs=(0,))
 def max_unpool(c: Vjp) -> Grads:
-    """The elements are where `indices` put them; with a larger output_shape the indices mean the smaller
-    tensor."""
+    """The elements are where the indices put them, counted in the smallest output; an output_shape only adds
+    zeros."""
+    dy = c.dy()
     if c.has(2):
-        raise c.fail("an explicit output_shape is not supported; leave it out")
-    flat = c.op("Reshape", c.dy(), [-1])
+        kernel = c.ints_attr("kernel_shape") or []
+        rank = len(kernel)
+        pads = c.ints_attr("pads") or [0] * (2 * rank)
+        lost = [pads[axis] + pads[axis + rank] - kernel[axis] for axis in range(rank)]
+        strides = c.ints_attr("strides") or [1] * rank
+        smallest = c.sub(c.mul(c.sub(spatial(c, c.x(0)), [1]), strides), lost)
+        dy = c.op("Slice", dy, [0] * rank, smallest, list(range(2, 2 + rank)))
+    flat = c.op("Reshape", dy, [-1])
     taken = c.op("Gather", flat, c.op("Reshape", c.x(1), [-1]), axis=0)
     return (c.like(taken, c.x(0)),)

@@ -117,7 +117,7 @@ def clip(c: Vjp) -> Grads:
 # -- types and copies ----------------------------------------------------------------------------------------
 
 
-@vjp("Identity")
+@vjp("Identity", "OptionalGetElement", limits="OptionalGetElement of a tensor")
 def identity(c: Vjp) -> Grads:
     return (c.dy(),)
 

@@ -1,4 +1,4 @@
-"""Derivative of the discrete Fourier transform."""
+"""Derivatives of the discrete Fourier transform, of a whole signal and of its frames."""
 
 from __future__ import annotations
 
@@ -76,3 +76,40 @@ def _axis(c: Vjp) -> int:
     if known is None:
         raise c.fail("the axis must be a constant")
     return int(known.item())
+
+
+@vjp("STFT", inputs=(0, 2), limits="frame step and length must be known")
+def stft(c: Vjp) -> Grads:
+    """Overlapping frames of the signal, times the window, transformed each: go back through all three."""
+    step = c.known(1)
+    if step is None:
+        raise c.fail("frame_step must be a constant")
+    size = c.dim(c.x(2), 0) if c.has(2) else c.op("Reshape", c.x(3), [1])
+    length = c.known(3) if c.has(3) else size.const_value.numpy() if size.const_value is not None else None
+    if length is None:
+        raise c.fail("frame_length must be a constant, or the window's size known")
+    samples, hop = int(length.reshape(-1)[0]), int(step.reshape(-1)[0])
+    signal, dy = c.x(0), c.dy()
+    if c.int_attr("onesided", 1):
+        dy = c.op("Pad", dy, [0, samples - (samples // 2 + 1)], None, [2])
+    if c.emit.opset >= 20:
+        full = c.op("DFT", dy, None, c.emit.constant(np.array(2)), inverse=1)
+    else:
+        full = c.op("DFT", dy, inverse=1, axis=2)
+    full = c.op("Mul", full, float(samples))
+    full = c.op("Slice", full, [0], c.dim(signal, 2), [3])  # a real signal has one component
+    zero, one = (c.emit.constant(np.array(number)) for number in (0, 1))
+    starts = c.op("Mul", c.op("Range", zero, c.op("Squeeze", c.dim(c.y(), 1)), one), hop)
+    places = c.op("Add", c.op("Unsqueeze", starts, [1]), np.arange(samples))
+    places = c.op("Reshape", places, [-1])
+    dwindow = None
+    if c.wants(2):
+        frames = c.op("Gather", signal, places, axis=1)
+        frames = c.op("Reshape", frames, c.op("Shape", full))
+        dwindow = c.op("ReduceSum", c.op("Mul", frames, full), [0, 1, 3], keepdims=0)
+    if c.has(2):
+        full = c.op("Mul", full, c.op("Unsqueeze", c.x(2), [1]))
+    flat = c.op("Reshape", full, c.join(c.dim(signal, 0), [-1], c.dim(signal, 2)))
+    spread = c.op("Expand", c.op("Unsqueeze", places, [0, 2]), c.op("Shape", flat))
+    dsignal = c.op("ScatterElements", c.zeros_like(signal), spread, flat, axis=1, reduction="add")
+    return dsignal, None, dwindow
