@@ -80,26 +80,39 @@ extern __shared__ uint4 shared_memory[];
 
 // ---------------------------------------------------------------- elements
 
-// 16 bytes, moved by one instruction.
-struct alignas(16) Vector {
-  unsigned words[4];
-};
+// 16 bytes, moved by one instruction. Passed by value: of a reference the compiler may read each word by itself.
+using Vector = uint4;
 
 template <class T>
 struct Elements;
+
+template <class TElements>
+__device__ void UnpackWords(Vector vector, float (&values)[8]) {
+  TElements::UnpackWord(vector.x, values[0], values[1]);
+  TElements::UnpackWord(vector.y, values[2], values[3]);
+  TElements::UnpackWord(vector.z, values[4], values[5]);
+  TElements::UnpackWord(vector.w, values[6], values[7]);
+}
+
+template <class TElements>
+__device__ Vector PackWords(const float (&values)[8]) {
+  return {TElements::PackWord(values[0], values[1]), TElements::PackWord(values[2], values[3]),
+          TElements::PackWord(values[4], values[5]), TElements::PackWord(values[6], values[7])};
+}
 
 template <>
 struct Elements<float> {
   static constexpr int kPerVector = 4;
   static __device__ float ToFloat(float value) { return value; }
   static __device__ float FromFloat(float value) { return value; }
-  static __device__ void Unpack(const Vector& vector, float (&values)[4]) {
-    for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(vector.words[i]);
+  static __device__ void Unpack(Vector vector, float (&values)[4]) {
+    values[0] = __uint_as_float(vector.x);
+    values[1] = __uint_as_float(vector.y);
+    values[2] = __uint_as_float(vector.z);
+    values[3] = __uint_as_float(vector.w);
   }
   static __device__ Vector Pack(const float (&values)[4]) {
-    Vector vector;
-    for (int i = 0; i < 4; ++i) vector.words[i] = __float_as_uint(values[i]);
-    return vector;
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]), __float_as_uint(values[3])};
   }
 };
 
@@ -108,20 +121,15 @@ struct Elements<__half> {
   static constexpr int kPerVector = 8;
   static __device__ float ToFloat(__half value) { return __half2float(value); }
   static __device__ __half FromFloat(float value) { return __float2half_rn(value); }
-  static __device__ void Unpack(const Vector& vector, float (&values)[8]) {
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(vector.words[i])));
-      values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(vector.words[i] >> 16)));
-    }
+  static __device__ void UnpackWord(unsigned word, float& low, float& high) {
+    low = __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
+    high = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
   }
-  static __device__ Vector Pack(const float (&values)[8]) {
-    Vector vector;
-    for (int i = 0; i < 4; ++i) {
-      vector.words[i] = __half_as_ushort(__float2half_rn(values[2 * i])) |
-                        static_cast<unsigned>(__half_as_ushort(__float2half_rn(values[2 * i + 1]))) << 16;
-    }
-    return vector;
+  static __device__ unsigned PackWord(float low, float high) {
+    return __half_as_ushort(__float2half_rn(low)) | static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16;
   }
+  static __device__ void Unpack(Vector vector, float (&values)[8]) { UnpackWords<Elements>(vector, values); }
+  static __device__ Vector Pack(const float (&values)[8]) { return PackWords<Elements>(values); }
 };
 
 template <>
@@ -129,24 +137,20 @@ struct Elements<__nv_bfloat16> {
   static constexpr int kPerVector = 8;
   static __device__ float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
   static __device__ __nv_bfloat16 FromFloat(float value) { return __float2bfloat16_rn(value); }
-  static __device__ void Unpack(const Vector& vector, float (&values)[8]) {
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = __uint_as_float(vector.words[i] << 16);
-      values[2 * i + 1] = __uint_as_float(vector.words[i] & 0xffff0000u);
-    }
+  static __device__ void UnpackWord(unsigned word, float& low, float& high) {
+    low = __uint_as_float(word << 16);
+    high = __uint_as_float(word & 0xffff0000u);
   }
-  static __device__ Vector Pack(const float (&values)[8]) {
-    Vector vector;
-    for (int i = 0; i < 4; ++i) {
-      vector.words[i] = __bfloat16_as_ushort(__float2bfloat16_rn(values[2 * i])) |
-                        static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(values[2 * i + 1]))) << 16;
-    }
-    return vector;
+  static __device__ unsigned PackWord(float low, float high) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(low)) |
+           static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
   }
+  static __device__ void Unpack(Vector vector, float (&values)[8]) { UnpackWords<Elements>(vector, values); }
+  static __device__ Vector Pack(const float (&values)[8]) { return PackWords<Elements>(values); }
 };
 
 template <class T>
-__device__ const Vector& VectorAt(const T* aligned) {
+__device__ Vector VectorAt(const T* aligned) {
   return *reinterpret_cast<const Vector*>(aligned);
 }
 
@@ -165,7 +169,8 @@ __device__ void Store(T* to, const float (&values)[kCount]) {
   if constexpr (kCount == 1) {
     *to = Elements<T>::FromFloat(values[0]);
   } else {
-    *reinterpret_cast<Vector*>(to) = Elements<T>::Pack(values);
+    // Nobody here reads it again. (An assignment was compiled into four stores where its loop is not unrolled.)
+    __stcs(reinterpret_cast<Vector*>(to), Elements<T>::Pack(values));
   }
 }
 
@@ -312,7 +317,7 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
   const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
   const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   // Behind two float2 for each warp, which are a multiple of 16 bytes.
-  Vector* const memory = reinterpret_cast<Vector*>(shared_memory) + warps;
+  Vector* const memory = shared_memory + warps;
   constexpr int kGammaVectors = kColsPerThread / 4;
   const int stage_vectors = arguments.staged_tensors * kItems;
   const OwnVectors own = {memory + warp * (kGammaVectors + arguments.stages * stage_vectors) * kWarpThreads +
@@ -383,7 +388,7 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
       Elements<T>::Unpack(stage[kStagedX * kItems + item], x_i);
       if (has_x2) {
         float x2_i[kCount];
-        const Vector packed = stages_x2 ? Vector(stage[kStagedX2 * kItems + item]) : Vector(VectorAt(x2 + offset + item * item_cols));
+        const Vector packed = stages_x2 ? Vector(stage[kStagedX2 * kItems + item]) : VectorAt(x2 + offset + item * item_cols);
         Elements<T>::Unpack(packed, x2_i);
         AddRounded<T>(x_i, x2_i);
         stage[kStagedX * kItems + item] = Elements<T>::Pack(x_i);
@@ -412,7 +417,7 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
         float gamma_i[kCount];
         float dx_i[kCount] = {};
         if (has_dsum) {
-          const Vector packed = stages_dsum ? Vector(stage[kStagedDsum * kItems + item]) : Vector(VectorAt(dsum + offset + item * item_cols));
+          const Vector packed = stages_dsum ? Vector(stage[kStagedDsum * kItems + item]) : VectorAt(dsum + offset + item * item_cols);
           Elements<T>::Unpack(packed, dx_i);
         }
         Elements<T>::Unpack(stage[kStagedDy * kItems + item], dy_i);

@@ -52,6 +52,8 @@ inline unsigned __float_as_uint(float value) {
   return bits;
 }
 
+inline void __stcs(uint4* to, uint4 value) { *to = value; }
+
 using std::max;
 using std::min;
 
