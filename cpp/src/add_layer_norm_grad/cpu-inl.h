@@ -562,7 +562,9 @@ bool ShouldStream(const Problem& problem) {
 }
 
 // Short rows are taken several at a time, so that the sums along one row, a chain of dependent instructions,
-// overlap with the others'.
+// overlap with the others'. Tried and left out, at 65536 x 64: going through these rows column by column, with
+// gamma, dgamma and dbeta in registers (12 % faster in bfloat16, 20 % slower in float), and prefetching two or
+// four times as far ahead (5 to 10 % slower).
 constexpr int64_t kMaxRowsAtOnce = 8;
 constexpr int64_t kColsAtOnce = 512;
 
