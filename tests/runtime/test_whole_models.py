@@ -91,3 +91,25 @@ def test_optimised_model_keeps_the_operator_and_can_be_loaded_again(tmp_path):
     saved = onnx.load(options.optimized_model_filepath)
     assert [node.op_type for node in saved.graph.node] == ["AddLayerNormGrad"]
     assert_matches(inputs, **run_session(plugin_session(saved), inputs.arrays()))
+
+
+def test_a_size_without_a_name_is_not_taken_for_a_number():
+    # ONNX Runtime would fold Shape(dx) to -1 if the plugin passed on an unknown size that has no name.
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17, "ai.onnx.contrib": 1]>
+        unnamed (float[n, 4] x, bool[k] kept, float[m, 1] statistic, float[4] gamma) => (int64[2] size)
+        {
+            dy = Compress <axis = 0> (x, kept)
+            dx = ai.onnx.contrib.AddLayerNormGrad (dy, dy, , statistic, statistic, gamma)
+            size = Shape (dx)
+        }
+    """)
+    session = plugin_session(model)
+    for rows in (1, 2, 3):
+        feeds = {
+            "x": np.ones((3, 4), np.float32),
+            "kept": np.arange(3) < rows,
+            "statistic": np.ones((rows, 1), np.float32),
+            "gamma": np.ones(4, np.float32),
+        }
+        np.testing.assert_array_equal(session.run(["size"], feeds)[0], [rows, 4])

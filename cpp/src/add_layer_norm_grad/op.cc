@@ -135,8 +135,11 @@ OrtStatus* InferDx(const OrtApi& api, OrtShapeInferContext* context) {
   if (OrtStatus* status = api.GetDimensions(dy, dims.data(), rank)) return status;
   std::vector<const char*> names(rank);
   if (OrtStatus* status = api.GetSymbolicDimensions(dy, names.data(), rank)) return status;
-  for (int64_t& dim : dims) {
-    if (dim < 0) dim = -1;
+  for (size_t i = 0; i < rank; ++i) {
+    if (dims[i] >= 0) continue;
+    // The runtime takes an unknown dim without a name for the size -1, and folds Shape(dx) to it.
+    if (names[i] == nullptr || *names[i] == 0) return nullptr;
+    dims[i] = -1;
   }
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   if (OrtStatus* status = api.GetTensorElementType(dy, &type)) return status;
