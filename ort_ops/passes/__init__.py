@@ -5,10 +5,11 @@ One file per pass. `prepare` runs them in the order that they need each other:
 1. `inline_functions`: functions that the model brings along become plain nodes, so that all later passes see
    them;
 2. `upgrade_opset`: to opset 18 at least, so that nobody later needs to know older forms of an operator;
-3. `infer_shapes`: types and shapes, which the next ones read;
-4. `fold_constants`: shapes computed in the graph become constants, an If with a constant condition becomes
+3. `time_first`: recurrent nodes into the layout that the runtime has kernels for;
+4. `infer_shapes`: types and shapes, which the next ones read;
+5. `fold_constants`: shapes computed in the graph become constants, an If with a constant condition becomes
    its branch; may uncover more shapes, so they are inferred again;
-5. `fuse_layer_norm`: needs constant axes and known ranks.
+6. `fuse_layer_norm`: needs constant axes and known ranks.
 
 `expand_functions` comes after them, when differentiation knows which nodes it has no rule for.
 
@@ -25,6 +26,7 @@ from ort_ops.passes.fold_constants import fold_constants
 from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
+from ort_ops.passes.time_first import time_first
 from ort_ops.passes.upgrade_opset import upgrade_opset
 
 __all__ = [
@@ -35,12 +37,13 @@ __all__ = [
     "infer_shapes",
     "inline_functions",
     "prepare",
+    "time_first",
     "upgrade_opset",
 ]
 
 
 def prepare(model: ir.Model, oldest_opset: int) -> ir.Model:
-    """Run passes 1 to 5; returns the new model (the given one is used up).
+    """Run passes 1 to 6; returns the new model (the given one is used up).
 
     Args:
         model: the model; values that must not be folded away (trainable ones) are graph inputs.
@@ -51,6 +54,7 @@ def prepare(model: ir.Model, oldest_opset: int) -> ir.Model:
     """
     model = inline_functions(model)
     model = upgrade_opset(model, oldest_opset)
+    time_first(model)
     infer_shapes(model)
     if fold_constants(model):
         infer_shapes(model)

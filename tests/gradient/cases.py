@@ -600,6 +600,38 @@ for op, gates in GATES.items():
                 single=True,
             )
 
+# layout 1 has the batch first in x, y and the states; onnx's reference runs it, for one direction only
+for direction, count in {"forward": 1, "reverse": 1, "bidirectional": 2}.items():
+    parameters = {
+        "w": f(count, 8, 3, seed=1, low=-0.8, high=0.8), "r": f(count, 8, 2, seed=2, low=-0.8, high=0.8), "b": f(count, 16, seed=3),
+        "h0": f(count, 2, 2, seed=4), "c0": f(count, 2, 2, seed=5), "p": f(count, 6, seed=6),
+    }  # fmt: skip
+    for label, lengths in {"": "", "-lengths": "n"}.items():
+        case(
+            f"LSTM-peepholes-{direction}{label}",
+            f'y, h, c = LSTM<hidden_size=2, direction="{direction}">(x, w, r, b, {lengths}, h0, c0, p)',
+            outputs=("y", "h", "c"),
+            x=f(3, 2, 3),
+            **({"n": np.array([3, 2], np.int32)} if lengths else {}),
+            **parameters,
+            single=True,
+        )
+for op, gates in GATES.items():
+    states, outputs = {"h0": f(3, 1, 2, seed=4)}, ("y", "h")
+    if op == "LSTM":
+        states, outputs = states | {"c0": f(3, 1, 2, seed=5)}, ("y", "h", "c")
+    case(
+        f"{op}-layout",
+        f"{', '.join(outputs)} = {op}<hidden_size=2, layout=1>(x, w, r, b, , {', '.join(states)})",
+        outputs=outputs,
+        x=f(3, 2, 3),
+        w=f(1, gates * 2, 3, seed=1, low=-0.8, high=0.8),
+        r=f(1, gates * 2, 2, seed=2, low=-0.8, high=0.8),
+        b=f(1, gates * 4, seed=3),
+        **states,
+        single=True,
+    )
+
 # -- Einsum, Det ---------------------------------------------------------------------------------------------
 
 EINSUMS = {
@@ -688,6 +720,34 @@ case(
     'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(x)',
     opset=7,
     x=f(1, 1, 4, 5),
+    linear=True,
+)
+# regions beyond every border, smaller than an element, and two of one image
+ROIS = {
+    "r": np.array(
+        [[0.4, 0.7, 4.6, 3.2], [-3.0, 1.0, 2.3, 9.0], [1.2, 2.1, 1.5, 2.2], [3.0, -1.5, 7.5, 2.5]], np.float32
+    ),
+    "n": i(1, 0, 1, 0),
+}
+for label, attributes in {
+    "half-pixel": "output_height=2, output_width=3, sampling_ratio=2",
+    "adaptive": "output_height=2, output_width=1",
+    "scaled": "output_height=3, output_width=2, sampling_ratio=1, spatial_scale=0.5",
+    "output-half-pixel": 'output_height=2, output_width=3, coordinate_transformation_mode="output_half_pixel"',
+}.items():
+    case(
+        f"RoiAlign-{label}",
+        f"y = RoiAlign<{attributes}>(x, r, n)",
+        x=f(2, 3, 4, 6),
+        constants=ROIS,
+        linear=True,
+    )
+case(
+    "RoiAlign-10",
+    "y = RoiAlign<output_height=2, output_width=2>(x, r, n)",
+    opset=11,
+    x=f(2, 1, 4, 6),
+    constants=ROIS,
     linear=True,
 )
 case(
@@ -798,19 +858,90 @@ case(
     single=True,
 )
 
-case("TensorScatter", "y = TensorScatter<axis=1>(c, u, i)", opset=24, c=f(2, 4, 3), u=f(2, 2, 3, seed=1), constants={"i": i(1, 2)})
-case("TensorScatter-circular", 'y = TensorScatter<axis=1, mode="circular">(c, u, i)', opset=24, c=f(2, 4, 3), u=f(2, 2, 3, seed=1), constants={"i": i(3, 2)})
+case(
+    "TensorScatter",
+    "y = TensorScatter<axis=1>(c, u, i)",
+    opset=24,
+    c=f(2, 4, 3),
+    u=f(2, 2, 3, seed=1),
+    constants={"i": i(1, 2)},
+)
+case(
+    "TensorScatter-circular",
+    'y = TensorScatter<axis=1, mode="circular">(c, u, i)',
+    opset=24,
+    c=f(2, 4, 3),
+    u=f(2, 2, 3, seed=1),
+    constants={"i": i(3, 2)},
+)
 case("MaxPool-storage-order", "y = MaxPool<kernel_shape=[2, 2], storage_order=1>(x)", x=f(1, 1, 4, 3))
-case("BatchNormalization-15-training-statistics", "y, n, w = BatchNormalization<epsilon=0.1, momentum=0.7, training_mode=1>(x, s, b, m, v)", opset=15, outputs=("y", "n", "w"), x=f(2, 3, 4), **BATCH_NORM)
-case("LayerNormalization-statistics", "y, m, r = LayerNormalization<epsilon=0.1>(x, s, b)", opset=17, outputs=("y", "m", "r"), x=f(2, 3, 4), s=f(4, seed=1), b=f(4, seed=2), single=True)
-case("Attention-qk-output", "y, , , q = Attention(q0, k, v)", opset=23, outputs=("y", "q"), q0=f(1, 2, 3, 4), k=f(1, 2, 3, 4, seed=1), v=f(1, 2, 3, 4, seed=2))
+case(
+    "BatchNormalization-15-training-statistics",
+    "y, n, w = BatchNormalization<epsilon=0.1, momentum=0.7, training_mode=1>(x, s, b, m, v)",
+    opset=15,
+    outputs=("y", "n", "w"),
+    x=f(2, 3, 4),
+    **BATCH_NORM,
+)
+case(
+    "LayerNormalization-statistics",
+    "y, m, r = LayerNormalization<epsilon=0.1>(x, s, b)",
+    opset=17,
+    outputs=("y", "m", "r"),
+    x=f(2, 3, 4),
+    s=f(4, seed=1),
+    b=f(4, seed=2),
+    single=True,
+)
+case(
+    "Attention-qk-output",
+    "y, , , q = Attention(q0, k, v)",
+    opset=23,
+    outputs=("y", "q"),
+    q0=f(1, 2, 3, 4),
+    k=f(1, 2, 3, 4, seed=1),
+    v=f(1, 2, 3, 4, seed=2),
+)
 
 # -- Scan ----------------------------------------------------------------------------------------------------------------
 
 SCAN = "[scan] s, y = Scan<num_scan_inputs=2, body = step (double[3] state, double[3] x, double[3] g) => (double[3] after, double[3] out) {t = Mul(state, g) u = Add(t, x) after = Tanh(u) out = Mul(after, x)}>(h, xs, gs)"
 case("Scan", SCAN, outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))
-case("Scan-outer-constant", SCAN.replace("out = Mul(after, x)", "out = Mul(after, k)"), outputs=("s", "y"), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2), constants={"k": f(3, seed=3)})
+case(
+    "Scan-outer-constant",
+    SCAN.replace("out = Mul(after, x)", "out = Mul(after, k)"),
+    outputs=("s", "y"),
+    h=f(3),
+    xs=f(4, 3, seed=1),
+    gs=f(4, 3, seed=2),
+    constants={"k": f(3, seed=3)},
+)
 case("Scan-only-result", SCAN, outputs=("y",), h=f(3), xs=f(4, 3, seed=1), gs=f(4, 3, seed=2))
-case("STFT", "y = STFT(x, n, w)", opset=17, x=f(1, 20, 1), w=f(6, low=0.3, high=1.2, seed=1), constants={"n": np.array(4)}, static=("w",), single=True)
-case("STFT-twosided", "y = STFT<onesided=0>(x, n, , l)", opset=17, x=f(2, 20, 1), constants={"n": np.array(3), "l": np.array(8)}, single=True)
-case("DequantizeLinear-blocks", "y = DequantizeLinear<axis=1, block_size=2>(q, s, z)", opset=21, q=np.arange(10, dtype=np.uint8).reshape(2, 5), s=f(2, 3, low=0.5), constants={"z": np.arange(6, dtype=np.uint8).reshape(2, 3)}, reference=True, single=True)
+case(
+    "STFT",
+    "y = STFT(x, n, w)",
+    opset=17,
+    x=f(1, 20, 1),
+    w=f(6, low=0.3, high=1.2, seed=1),
+    constants={"n": np.array(4)},
+    static=("w",),
+    single=True,
+)
+case(
+    "STFT-twosided",
+    "y = STFT<onesided=0>(x, n, , l)",
+    opset=17,
+    x=f(2, 20, 1),
+    constants={"n": np.array(3), "l": np.array(8)},
+    single=True,
+)
+case(
+    "DequantizeLinear-blocks",
+    "y = DequantizeLinear<axis=1, block_size=2>(q, s, z)",
+    opset=21,
+    q=np.arange(10, dtype=np.uint8).reshape(2, 5),
+    s=f(2, 3, low=0.5),
+    constants={"z": np.arange(6, dtype=np.uint8).reshape(2, 3)},
+    reference=True,
+    single=True,
+)

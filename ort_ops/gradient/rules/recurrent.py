@@ -7,7 +7,8 @@ sequence: the gradient of the state. The gradients of the weights are then matri
 again.
 
 Each direction is handled on its own, as a forward one: the reverse direction by reversing the time axis of
-what it reads. Shapes in comments: T steps, N batch, H hidden size, I input size, G gates.
+what it reads. Layout 1 does not come here (passes/time_first.py). Shapes in comments: T steps, N batch, H
+hidden size, I input size, G gates.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.emitter import Emitter
 from ort_ops.gradient.registry import Grads, vjp
 
-_LIMITS = "default activations, no clip, peepholes, input_forget or layout 1"
+_LIMITS = "default activations, no clip or input_forget"
 
 
 class _Direction:
@@ -41,22 +42,28 @@ class _Direction:
         self.gates = gates
         self.lengths = c.optional(4)
         self.x = self.in_time(c.x(0))
-        self.w, self.r = self._slot(c.x(1)), self._slot(c.x(2))
+        self.w, self.r = self.slot(c.x(1)), self.slot(c.x(2))
         self.bias_w = self.bias_r = None
         if c.has(3):
-            halves = c.multi("Split", self._slot(c.x(3)), num_outputs=2, axis=0, outputs=2)
+            halves = c.multi("Split", self.slot(c.x(3)), num_outputs=2, axis=0, outputs=2)
             self.bias_w, self.bias_r = halves
-        steps, batch = c.dim(c.x(0), 0), c.dim(c.x(0), 1)
+        self.steps, batch = c.dim(c.x(0), 0), c.dim(c.x(0), 1)
         self.hidden_size = c.dim(c.x(2), 2)
         zeros = c.op("ConstantOfShape", c.join(batch, self.hidden_size), value=c.emit.zero(c.dtype))
-        self.start = self._slot(c.x(5)) if c.has(5) else zeros
-        self.alive = self._alive(steps)
-        self.hidden = self.in_time(c.op("Gather", c.y(0), c.emit.constant(np.array(number)), axis=1))
+        self.start = self.slot(c.x(5)) if c.has(5) else zeros
+        self.alive = self._alive()
+        self.hidden = self.in_time(self.slot(c.y(0), axis=1))
         self.before = self.shifted(self.hidden, self.start)
         self.dhidden = self._output_gradient()
 
-    def _slot(self, value: ir.Value) -> ir.Value:
-        return self.c.op("Gather", value, self.c.emit.constant(np.array(self.number)), axis=0)
+    def slot(self, value: ir.Value, axis: int = 0) -> ir.Value:
+        """This direction's part of a tensor that has one for each along `axis`."""
+        return self.c.op("Gather", value, self.c.emit.constant(np.array(self.number)), axis=axis)
+
+    def peepholes(self) -> tuple[ir.Value, ...]:
+        """LSTM's weights from the cell to the gates i, o and f, [H] each; none if it has none."""
+        c = self.c
+        return c.multi("Split", self.slot(c.x(7)), num_outputs=3, axis=0, outputs=3) if c.has(7) else ()
 
     def in_time(self, value: ir.Value) -> ir.Value:
         """A [T, N, ...] tensor in the order in which this direction reads it; applied twice it is back in
@@ -73,31 +80,29 @@ class _Direction:
         c = self.c
         return c.op("Concat", c.op("Unsqueeze", start, [0]), c.op("Slice", after, [0], [-1], [0]), axis=0)
 
-    def _alive(self, steps: ir.Value) -> ir.Value | None:
+    def _alive(self) -> ir.Value | None:
         if self.lengths is None:
             return None
         c = self.c
         zero, one = (c.emit.constant(np.array(number)) for number in (0, 1))
-        times = c.op("Unsqueeze", c.op("Range", zero, c.op("Squeeze", steps), one), [1])
+        times = c.op("Unsqueeze", c.op("Range", zero, c.op("Squeeze", self.steps), one), [1])
         inside = c.op("Less", times, c.cast(self.lengths, ir.DataType.INT64))
         return c.op("Unsqueeze", c.cast(inside, c.dtype), [2])
 
     def _output_gradient(self) -> ir.Value:
         """Y's gradient, with that of the last state added at the last step within the length."""
         c = self.c
-        gradient = self.in_time(c.op("Gather", c.dy(0), c.emit.constant(np.array(self.number)), axis=1))
+        gradient = self.in_time(self.slot(c.dy(0), axis=1))
         if not c.has_dy(1):
             return gradient if self.alive is None else c.op("Mul", gradient, self.alive)
-        return self.add_at_end(
-            gradient, c.op("Gather", c.dy(1), c.emit.constant(np.array(self.number)), axis=0)
-        )
+        return self.add_at_end(gradient, self.slot(c.dy(1)))
 
     def add_at_end(self, gradient: ir.Value, last: ir.Value) -> ir.Value:
         """`gradient`, [T, N, H], with `last`, [N, H], added at each sequence's last step."""
         c = self.c
         last = c.op("Unsqueeze", last, [0])
         if self.alive is None:
-            ends = c.op("Pad", last, c.join(c.sub(c.dim(c.x(0), 0), [1]), [0]), None, [0])
+            ends = c.op("Pad", last, c.join(c.sub(self.steps, [1]), [0]), None, [0])
             return c.op("Add", gradient, ends)
         next_alive = c.op(
             "Pad", c.op("Slice", self.alive, [1], [np.iinfo(np.int64).max], [0]), [0, 1], None, [0]
@@ -202,11 +207,9 @@ def _check(c: Vjp, activations: Sequence[str]) -> int:
     named = [name.lower() for name in given.as_strings()] if given is not None else []
     if named and named != [name.lower() for name in activations] * directions:
         raise c.fail(f"only the activations {', '.join(activations)} are supported; got {', '.join(named)}")
-    for attribute in ("clip", "input_forget", "layout"):
+    for attribute in ("clip", "input_forget"):
         if attribute in c.node.attributes and c.node.attributes[attribute].value:
             raise c.fail(f"the attribute {attribute} is not supported; leave it out")
-    if c.has(7):
-        raise c.fail("peephole weights (input P) are not supported")
     return directions
 
 
@@ -265,23 +268,25 @@ def _pass(e: Emitter, back: ir.Value, gradient: ir.Value, parts: Sequence[ir.Val
     return back if len(parts) <= hold else e.op("Add", back, e.op("Mul", gradient, parts[hold]))
 
 
-@vjp("LSTM", inputs=(0, 1, 2, 3, 5, 6), limits=_LIMITS)
+@vjp("LSTM", inputs=(0, 1, 2, 3, 5, 6, 7), limits=_LIMITS)
 def lstm(c: Vjp) -> Grads:
-    """i, o, f = sigmoid(...), g = tanh(...); c = f c_before + i g; h = o tanh(c). The cells follow from the
-    gates."""
+    """i, f = sigmoid(... + p c_before), o = sigmoid(... + p c), g = tanh(...); c = f c_before + i g; h = o
+    tanh(c). The cells follow from the gates' other parts."""
     parts = []
     for number in range(_check(c, ["Sigmoid", "Tanh", "Tanh"])):
         d = _Direction(c, number, 4)
-        i, o, f, g = (
-            c.op("Tanh" if place == 3 else "Sigmoid", gate)
-            for place, gate in enumerate(d.split_gates(c.op("Add", d.from_input(), d.from_state())))
-        )
-        if d.alive is not None:  # beyond the end the cell is passed on as it is
-            dead = c.op("Sub", 1.0, d.alive)
-            i, f = c.op("Mul", i, d.alive), c.op("Add", c.op("Mul", f, d.alive), dead)
-        start = d._slot(c.x(6)) if c.has(6) else c.zeros_like(d.start)
-        cell = _cells(c, start, f, c.op("Mul", i, g))
+        start = d.slot(c.x(6)) if c.has(6) else c.zeros_like(d.start)
+        peepholes = d.peepholes()
+        into_i, into_o, into_f, into_g = d.split_gates(c.op("Add", d.from_input(), d.from_state()))
+        g = c.op("Tanh", into_g)
+        cell = _cells(c, d, start, into_i, into_f, g, peepholes)
         before = d.shifted(cell, start)
+        i, o, f = (
+            c.op("Sigmoid", _peeped(c.emit, *gate))
+            for gate in zip(
+                (into_i, into_o, into_f), (before, cell, before), peepholes or (None,) * 3, strict=True
+            )
+        )
         squashed = c.op("Tanh", cell)
         # the derivative of h by c, and of c and h by what goes into the gates
         cell_slope = c.op("Mul", o, c.op("Sub", 1.0, c.op("Mul", squashed, squashed)))
@@ -291,14 +296,21 @@ def lstm(c: Vjp) -> Grads:
             c.op("Mul", before, _sigmoid_slope(c, f)),
             c.op("Mul", i, c.op("Sub", 1.0, c.op("Mul", g, g))),
         ]
+        # the derivative of c by c before
+        keep = f
+        if peepholes:
+            cell_slope = c.op("Add", cell_slope, c.op("Mul", slopes[1], peepholes[1]))
+            through_gates = (c.op("Mul", slopes[gate], peepholes[gate]) for gate in (0, 2))
+            keep = c.op("Sum", f, *through_gates)
         hold = []
         if d.alive is not None:
             hold = [c.op("Sub", 1.0, d.alive)]
             cell_slope = c.op("Mul", cell_slope, d.alive)
             slopes = [c.op("Mul", slope, d.alive) for slope in slopes]
+            keep = c.op("Add", c.op("Mul", keep, d.alive), hold[0])
         dcell = c.zeros_like(cell)
         if c.has_dy(2):
-            dcell = d.add_at_end(dcell, c.op("Gather", c.dy(2), c.emit.constant(np.array(number)), axis=0))
+            dcell = d.add_at_end(dcell, d.slot(c.dy(2)))
 
         def step(
             e: Emitter, states: Sequence[ir.Value], parts: Sequence[ir.Value], r: ir.Value = d.r
@@ -314,10 +326,14 @@ def lstm(c: Vjp) -> Grads:
 
         zero = c.zeros_like(d.start)
         d_start, d_cell_start, dz = _scan(
-            c, [zero, zero], [d.dhidden, dcell, cell_slope, f, *slopes, *hold], step, 1, backwards=True
+            c, [zero, zero], [d.dhidden, dcell, cell_slope, keep, *slopes, *hold], step, 1, backwards=True
         )
         gradients = d.finish(dz, dz, d_start)
         gradients[6] = d_cell_start
+        if peepholes:
+            d_gates = zip(d.split_gates(dz)[:3], (before, cell, before), strict=True)
+            sums = [d.sum_steps(c.op("Mul", d_gate, seen)) for d_gate, seen in d_gates]
+            gradients[7] = c.op("Concat", *sums, axis=0)
         parts.append(gradients)
     return _join_directions(c, parts)
 
@@ -326,16 +342,49 @@ def _sigmoid_slope(c: Vjp, gate: ir.Value) -> ir.Value:
     return c.op("Mul", gate, c.op("Sub", 1.0, gate))
 
 
-def _cells(c: Vjp, start: ir.Value, forget: ir.Value, new: ir.Value) -> ir.Value:
-    """c = forget c_before + new, after each step."""
+def _peeped(e: Emitter, gate: ir.Value, cell: ir.Value, peephole: ir.Value | None) -> ir.Value:
+    return gate if peephole is None else e.op("Add", gate, e.op("Mul", cell, peephole))
 
-    def step(
+
+def _cells(
+    c: Vjp,
+    d: _Direction,
+    start: ir.Value,
+    into_i: ir.Value,
+    into_f: ir.Value,
+    g: ir.Value,
+    peepholes: Sequence[ir.Value],
+) -> ir.Value:
+    """c = f c_before + i g after each step, [T, N, H]; beyond a sequence's end it is passed on as it is.
+
+    Without peepholes the gates of all steps are known before the first.
+    """
+
+    def step_of_known_gates(
         e: Emitter, states: Sequence[ir.Value], parts: Sequence[ir.Value]
     ) -> tuple[Sequence[ir.Value], Sequence[ir.Value]]:
         cell = e.op("Add", e.op("Mul", states[0], parts[0]), parts[1])
         return [cell], [cell]
 
-    return _scan(c, [start], [forget, new], step, 1, backwards=False)[1]
+    def step(
+        e: Emitter, states: Sequence[ir.Value], parts: Sequence[ir.Value]
+    ) -> tuple[Sequence[ir.Value], Sequence[ir.Value]]:
+        before = states[0]
+        i = e.op("Sigmoid", _peeped(e, parts[0], before, peepholes[0]))
+        f = e.op("Sigmoid", _peeped(e, parts[1], before, peepholes[2]))
+        cell = e.op("Add", e.op("Mul", f, before), e.op("Mul", i, parts[2]))
+        if d.alive is not None:
+            cell = e.op("Add", before, e.op("Mul", parts[3], e.op("Sub", cell, before)))
+        return [cell], [cell]
+
+    if peepholes:
+        alive = [] if d.alive is None else [d.alive]
+        return _scan(c, [start], [into_i, into_f, g, *alive], step, 1, backwards=False)[1]
+    i, f = c.op("Sigmoid", into_i), c.op("Sigmoid", into_f)
+    if d.alive is not None:
+        i = c.op("Mul", i, d.alive)
+        f = c.op("Add", c.op("Mul", f, d.alive), c.op("Sub", 1.0, d.alive))
+    return _scan(c, [start], [f, c.op("Mul", i, g)], step_of_known_gates, 1, backwards=False)[1]
 
 
 @vjp("GRU", inputs=(0, 1, 2, 3, 5), limits=_LIMITS)

@@ -1,4 +1,5 @@
-"""Derivatives of operators that make or use a grid of sampling points: Resize, AffineGrid, Col2Im."""
+"""Derivatives of operators that make or use a grid of sampling points: Resize, RoiAlign, AffineGrid,
+Col2Im."""
 
 from __future__ import annotations
 
@@ -74,6 +75,47 @@ def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Va
         scales = c.op("Concat", c.emit.constant(np.ones(1, np.float32)), scale, axis=0)
         return c.op("Resize", identity, roi, scales, **attributes)
     return c.op("Resize", identity, roi, None, c.join(size, wanted), **attributes)
+
+
+@vjp("RoiAlign", inputs=(0,), limits="mode avg; not through rois")
+def roi_align(c: Vjp) -> Grads:
+    """The mean over a grid of points is a product with one matrix for each region along either axis: apply
+    their transposes, and add up what the regions of one image give."""
+    if c.str_attr("mode", "avg") != "avg":
+        raise c.fail("mode must be 'avg'")
+    x, dy = c.x(0), c.dy()
+    rows = c.op("Unsqueeze", _roi_matrix(c, 2, "output_height"), [1])
+    columns = c.op("Unsqueeze", _roi_matrix(c, 3, "output_width"), [1])
+    by_region = c.op("MatMul", c.op("MatMul", rows, dy), c.op("Transpose", columns, perm=[0, 1, 3, 2]))
+    images = c.op("Unsqueeze", c.x(2), [1])
+    return (c.op("ScatterND", c.zeros_like(x), images, by_region, reduction="add"),)
+
+
+def _roi_matrix(c: Vjp, axis: int, output_size: str) -> ir.Value:
+    """[regions, size, output size]: what the node makes, along one axis, of the identity of this axis's size.
+
+    The image has the identity's rows as channels, and one element along the other axis, on which half an
+    element of every region lies.
+    """
+    size = c.dim(c.x(0), axis)
+    identity = c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
+    image = c.op("Unsqueeze", identity, [0, 5 - axis])
+    x1, y1, x2, y2 = c.multi("Split", c.x(1), num_outputs=4, axis=1, outputs=4)
+    start = c.zeros_like(x1)
+    end = c.op("Add", start, 0.5 / c.float_attr("spatial_scale", 1.0))
+    regions = (start, y1, end, y2) if axis == 2 else (x1, start, x2, end)
+    first_image = c.op("Sub", c.x(2), c.x(2))
+    sampled = c.op(
+        "RoiAlign",
+        image,
+        c.op("Concat", *regions, axis=1),
+        first_image,
+        coordinate_transformation_mode=c.str_attr("coordinate_transformation_mode", "half_pixel"),
+        sampling_ratio=c.int_attr("sampling_ratio", 0),
+        spatial_scale=c.float_attr("spatial_scale", 1.0),
+        **{output_size: c.int_attr(output_size, 1)},
+    )
+    return c.op("Squeeze", sampled, [5 - axis])
 
 
 @vjp("Col2Im", inputs=(0,), limits="image and block shape must be known")
