@@ -3,6 +3,8 @@ Col2Im."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -105,16 +107,13 @@ def _roi_matrix(c: Vjp, axis: int, output_size: str) -> ir.Value:
     end = c.op("Add", start, 0.5 / c.float_attr("spatial_scale", 1.0))
     regions = (start, y1, end, y2) if axis == 2 else (x1, start, x2, end)
     first_image = c.op("Sub", c.x(2), c.x(2))
-    sampled = c.op(
-        "RoiAlign",
-        image,
-        c.op("Concat", *regions, axis=1),
-        first_image,
-        coordinate_transformation_mode=c.str_attr("coordinate_transformation_mode", "half_pixel"),
-        sampling_ratio=c.int_attr("sampling_ratio", 0),
-        spatial_scale=c.float_attr("spatial_scale", 1.0),
-        **{output_size: c.int_attr(output_size, 1)},
-    )
+    attributes: dict[str, Any] = {
+        "coordinate_transformation_mode": c.str_attr("coordinate_transformation_mode", "half_pixel"),
+        "sampling_ratio": c.int_attr("sampling_ratio", 0),
+        "spatial_scale": c.float_attr("spatial_scale", 1.0),
+        output_size: c.int_attr(output_size, 1),
+    }
+    sampled = c.op("RoiAlign", image, c.op("Concat", *regions, axis=1), first_image, **attributes)
     return c.op("Squeeze", sampled, [5 - axis])
 
 
