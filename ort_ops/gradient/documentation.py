@@ -12,9 +12,9 @@ from ort_ops.gradient.registry import Rule, all_rules
 
 _INTRODUCTION = """# Operators that can be differentiated
 
-Made by `python -m ort_ops.gradient.documentation` from the table of rules. Models below opset 18 are raised
-to it first, so every older form of an operator is covered by its rule. "Through its definition": the standard
-defines the operator by others, which have rules. Operators that are not listed have no rule; a model with one
+Made by `python -m ort_ops.gradient.documentation > docs/operators.md` from the table of rules. Models below
+opset 18 are raised to it first, so every older form of an operator is covered by its rule. "Through its
+definition": the standard, here {version}, defines the operator by others, which have rules. Operators that are not listed have no rule; a model with one
 of them between a parameter and the loss is refused with a message that names every such node.
 
 | operator | how | since opset | limits |
@@ -35,7 +35,16 @@ def operator_table() -> str:
             rows["", schema.name, 0] = (
                 f"| {schema.name} | through its definition | {schema.since_version} | |"
             )
-    return _INTRODUCTION + "\n".join(rows[key] for key in sorted(rows)) + "\n"
+    return (
+        _INTRODUCTION.format(version=definitions_version())
+        + "\n".join(rows[key] for key in sorted(rows))
+        + "\n"
+    )
+
+
+def definitions_version() -> str:
+    """The onnx release, without its last number, whose definitions of operators the page is made from."""
+    return "onnx " + ".".join(onnx.__version__.split(".")[:2])
 
 
 def _row(rule: Rule) -> str:

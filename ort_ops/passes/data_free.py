@@ -3,11 +3,15 @@
 Those functions copy the model through a protobuf message, which cannot be larger than 2 GB and costs time and
 memory below that. None of them needs the contents of weights: only small tensors (axes, shapes, scales) are
 passed on as initializers, the others as graph inputs of the same type and shape.
+
+They also refuse operators of the default domain that the standard does not know, of which ONNX Runtime has
+one: it is passed on as one of another domain, which they leave alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import onnx
 import onnx_ir as ir
@@ -17,8 +21,39 @@ SMALL_BYTES = 1024
 a weight."""
 
 
+_IN_DEFAULT_DOMAIN = "SimplifiedLayerNormalization"
+"""The operator that ONNX Runtime has added to the default domain."""
+
+ADDED_DOMAIN = "ort_ops.added_by_runtime"
+"""The domain that this operator is passed on in."""
+
+
+@contextmanager
+def _in_added_domain(model: ir.Model) -> Iterator[None]:
+    try:
+        for node in model.graph.all_nodes():
+            if node.op_type == _IN_DEFAULT_DOMAIN and node.domain == "":
+                node.domain = ADDED_DOMAIN
+                model.opset_imports[ADDED_DOMAIN] = 1
+        yield
+    finally:
+        _back_to_default_domain(model)
+
+
+def _back_to_default_domain(model: ir.Model) -> None:
+    if model.opset_imports.pop(ADDED_DOMAIN, None) is not None:
+        for node in model.graph.all_nodes():
+            if node.domain == ADDED_DOMAIN:
+                node.domain = ""
+
+
 def data_free_proto(model: ir.Model) -> onnx.ModelProto:
     """The model as a protobuf message in which every large initializer is a graph input instead."""
+    with _in_added_domain(model):
+        return _without_large_tensors(model)
+
+
+def _without_large_tensors(model: ir.Model) -> onnx.ModelProto:
     graph = model.graph
     initializers = dict(graph.initializers)
     inputs = list(graph.inputs)
@@ -49,6 +84,7 @@ def without_data(model: ir.Model, convert: Callable[[onnx.ModelProto], onnx.Mode
     initializers = dict(model.graph.initializers)
     inputs = {value.name for value in model.graph.inputs}
     converted = ir.from_proto(convert(data_free_proto(model)))
+    _back_to_default_domain(converted)
     graph = converted.graph
     by_name = {value.name: value for value in graph.inputs}
     by_name.update(graph.initializers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from ort_ops.passes.data_free import data_free_proto
+from ort_ops.passes.data_free import ADDED_DOMAIN, data_free_proto
 from ort_ops.passes.errors import PassError
 
 
@@ -54,14 +54,11 @@ def _knows_more(new: ir.Shape, old: ir.Shape | None) -> bool:
     )
 
 
-RUNTIME_DOMAIN = "com.microsoft"
+_RUNTIME_DOMAINS = ("com.microsoft", ADDED_DOMAIN)
 
 
 def _put_stand_ins(proto: onnx.ModelProto) -> None:
-    if not any(
-        node.domain == RUNTIME_DOMAIN or node.op_type == "SimplifiedLayerNormalization"
-        for node in proto.graph.node
-    ):
+    if not any(node.domain in _RUNTIME_DOMAINS for node in proto.graph.node):
         return
     nodes = [stand_in for node in proto.graph.node for stand_in in _stand_ins(node)]
     del proto.graph.node[:]
@@ -73,10 +70,10 @@ def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     known."""
     make = onnx.helper.make_node
     inputs, outputs = list(node.input), list(node.output)
+    if node.domain not in _RUNTIME_DOMAINS:
+        return [node]
     if node.op_type == "SimplifiedLayerNormalization":
         return [make("LayerNormalization", inputs[:2], [outputs[0], "", *outputs[1:]])]
-    if node.domain != RUNTIME_DOMAIN:
-        return [node]
     if node.op_type in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu"):
         return [make("Identity", inputs[:1], outputs)]
     if node.op_type == "FusedMatMul":

@@ -202,3 +202,27 @@ def test_rows_that_are_masked_as_a_whole_have_no_gradient_where_the_model_replac
     expected = soft * (dy - (dy * soft).sum(axis=1, keepdims=True))
     expected[1] = 0
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 21])
+def test_the_rms_norm_that_the_runtime_keeps_in_the_default_domain(opset: int) -> None:
+    """The standard does not know SimplifiedLayerNormalization; the runtime's optimizer writes it."""
+    model = parse(
+        """g (float[2,3,4] x, float[4] s, float[2,3,4] dy) => (float loss) {
+        y = SimplifiedLayerNormalization<axis=-1, epsilon=0.1>(x, s)
+        z = Mul(y, dy)  loss = ReduceSum<keepdims=0>(z) }""",
+        opset,
+    )
+    feeds = {
+        name: GENERATOR.standard_normal(shape).astype(np.float32)
+        for name, shape in {"x": (2, 3, 4), "s": (4,), "dy": (2, 3, 4)}.items()
+    }
+    training = build_gradient_model(model, ["x", "s"])
+    assert [(entry.domain, entry.version) for entry in training.opset_import] == [("", max(opset, 18))]
+    results = run(training, **feeds)
+    x, s, dy = (value.astype(np.float64) for value in feeds.values())
+    rstd = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 0.1)
+    g = dy * s
+    expected = rstd * (g - x * rstd**2 * (g * x).mean(axis=-1, keepdims=True))
+    np.testing.assert_allclose(results["x_grad"], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(results["s_grad"], (dy * x * rstd).sum(axis=(0, 1)), rtol=0, atol=2e-6)
