@@ -15,9 +15,13 @@ import importlib.resources
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     import onnxruntime
 
 DOMAIN = "ai.onnx.contrib"
@@ -37,15 +41,26 @@ def library_path() -> str:
     Raises:
         FileNotFoundError: the package was installed without its library.
     """
-    package = importlib.resources.files("ort_ops")
-    for name in _LIBRARY_NAMES:
-        candidate = package / name
-        if candidate.is_file():
-            return os.fspath(candidate)  # type: ignore[call-overload]
+    for package in _package_directories():
+        for name in _LIBRARY_NAMES:
+            candidate = package / name
+            if candidate.is_file():
+                return os.path.abspath(os.fspath(candidate))  # type: ignore[call-overload]
     raise FileNotFoundError(
         f"the shared library of ort_ops ({' or '.join(_LIBRARY_NAMES)}) is not in the package; "
         "install ort-ops with pip, which builds it, instead of copying its Python files"
     )
+
+
+def _package_directories() -> Iterator[Traversable]:
+    """Where the library may be: in the package that was imported, or in the installed one, when Python was
+    started in a clone of the repository and so found the sources first."""
+    yield importlib.resources.files("ort_ops")
+    try:
+        installed = importlib.metadata.distribution("ort-ops").locate_file("ort_ops")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield Path(os.fspath(installed))  # type: ignore[call-overload]
 
 
 @functools.cache

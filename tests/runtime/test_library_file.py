@@ -107,3 +107,12 @@ def test_runs_where_no_gpu_is_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run_script(SCRIPT, ort_ops.library_path())
     assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
+
+
+def test_found_when_python_is_started_among_the_sources():
+    # There `import ort_ops` finds the sources, which have no library beside them.
+    script = "import ort_ops; print(ort_ops.library_path())"
+    root = Path(__file__).resolve().parents[2]
+    completed = subprocess.run([sys.executable, "-c", script], cwd=root, text=True, capture_output=True)
+    assert completed.returncode == 0, completed.stderr
+    assert Path(completed.stdout.strip()).is_file()
