@@ -14,8 +14,9 @@ _INTRODUCTION = """# Operators that can be differentiated
 
 Made by `python -m ort_ops.gradient.documentation > docs/operators.md` from the table of rules. Models below
 opset 18 are raised to it first, so every older form of an operator is covered by its rule. "Through its
-definition": the standard, here {version}, defines the operator by others, which have rules. Operators that are not listed have no rule; a model with one
-of them between a parameter and the loss is refused with a message that names every such node.
+definition": the standard, here {version}, defines the operator by others, which have rules. Operators that
+are not listed have no rule; a model with one of them between a parameter and the loss is refused with a
+message that names every such node.
 
 | operator | how | since opset | limits |
 | --- | --- | --- | --- |
@@ -28,13 +29,12 @@ def operator_table() -> str:
     """The page, in Markdown."""
     rows = {(rule.domain, rule.op_type, rule.since): _row(rule) for rule in all_rules()}
     listed = {(domain, name) for domain, name, _ in rows}
-    schemas: Any = onnx.defs.get_all_schemas()
-    for schema in schemas:
+    schemas: Any = onnx.defs.get_all_schemas_with_history()
+    for schema in sorted(schemas, key=lambda schema: schema.since_version):
         defined = schema.has_function or schema.has_context_dependent_function
         if schema.domain == "" and defined and ("", schema.name) not in listed and not schema.deprecated:
-            rows["", schema.name, 0] = (
-                f"| {schema.name} | through its definition | {schema.since_version} | |"
-            )
+            row = f"| {schema.name} | through its definition | {schema.since_version} |  |"
+            rows.setdefault(("", schema.name, 0), row)
     return (
         _INTRODUCTION.format(version=definitions_version())
         + "\n".join(rows[key] for key in sorted(rows))
