@@ -1,4 +1,5 @@
-// The CUDA device of the calling thread: its sizes, from which launches are planned, and the runtime's errors as statuses.
+// The CUDA device of the calling thread: its sizes, from which launches are planned, and the runtime's errors
+// as statuses.
 #ifndef ORT_OPS_CUDA_DEVICE_H_
 #define ORT_OPS_CUDA_DEVICE_H_
 

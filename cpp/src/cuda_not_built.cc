@@ -5,8 +5,9 @@
 namespace {
 
 OrtOpsStatus NotBuilt() {
-  return ort_ops::Fail(ORT_OPS_CUDA_NOT_BUILT,
-                       "this library was built without CUDA; build it where nvcc is on the PATH, or with ORT_OPS_CUDA=ON");
+  return ort_ops::Fail(
+      ORT_OPS_CUDA_NOT_BUILT,
+      "this library was built without CUDA; build it where nvcc is on the PATH, or with ORT_OPS_CUDA=ON");
 }
 
 }  // namespace
@@ -17,12 +18,13 @@ extern "C" OrtOpsStatus ort_ops_cuda_device(char*, size_t) { return NotBuilt(); 
 
 extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
     const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*,
-    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, size_t*,
-    OrtOpsAddLayerNormGradCudaExecutor**) {
+    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*,
+    size_t*, OrtOpsAddLayerNormGradCudaExecutor**) {
   return NotBuilt();
 }
 
-extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void*, size_t, const OrtOpsAddLayerNormGradCudaExecutor*, void*) {
+extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void*, size_t,
+                                                         const OrtOpsAddLayerNormGradCudaExecutor*, void*) {
   return NotBuilt();
 }
 

@@ -11,7 +11,8 @@ namespace ort_ops {
 // `what` was done, e.g. "finding the current device".
 inline OrtOpsStatus CheckCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return ORT_OPS_SUCCESS;
-  return Fail(ORT_OPS_CUDA_FAILED, "%s failed: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  return Fail(ORT_OPS_CUDA_FAILED, "%s failed: %s (%s)", what, cudaGetErrorString(error),
+              cudaGetErrorName(error));
 }
 
 }  // namespace ort_ops

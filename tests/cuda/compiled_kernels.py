@@ -1,9 +1,10 @@
-"""Compiles the CUDA kernels with nvcc and reads what became of them: registers, spills, and how they reach memory.
+"""Compiles the CUDA kernels with nvcc and reads what became of them: registers, spills, accesses to memory.
 
     python tests/cuda/compiled_kernels.py [architecture ...]
 
-prints a table for each architecture, e.g. 90, and ends with 1 where a kernel breaks a rule. It needs nvcc; the accesses are read from the
-machine code with cuobjdump, where that is found. Without architectures: those that the library is built for.
+prints a table for each architecture, e.g. 90, and ends with 1 where a kernel breaks a rule. It needs nvcc;
+the accesses are read from the machine code with cuobjdump, where that is found. Without architectures: those
+that the library is built for.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def count_accesses(cuobjdump: str, output: Path, kernels: dict[str, Kernel]) -> 
     for line in listing.stdout.splitlines():
         if found := re.search(r"Function : (\w+)", line):
             kernel = kernels[found[1]]
-        elif kernel and (found := re.search(r"\s(LDGSTS|LDG|STG|LDL|STL|LD|ST|ATOM\w*|RED)(\.[\w.]+)? ", line)):
+        elif kernel and (
+            found := re.search(r"\s(LDGSTS|LDG|STG|LDL|STL|LD|ST|ATOM\w*|RED)(\.[\w.]+)? ", line)
+        ):
             width = re.search(r"\.(128|64|U16|U8)\b", found[2] or "")
             kernel.accesses[found[1] + (f".{width[1]}" if width else "")] += 1
 
@@ -124,7 +127,9 @@ def main(architectures: list[str]) -> int:
             print(f"sm_{architecture}: {'kernel':<28} registers  spilled bytes  accesses")
             for kernel in sorted(kernels.values(), key=lambda kernel: kernel.name):
                 accesses = " ".join(f"{name}:{count}" for name, count in sorted(kernel.accesses.items()))
-                print(f"        {kernel.name:<28} {kernel.registers:>9}  {kernel.spilled_bytes:>13}  {accesses}")
+                print(
+                    f"        {kernel.name:<28} {kernel.registers:>9}  {kernel.spilled_bytes:>13}  {accesses}"
+                )
             for sentence in broken_rules(architecture, kernels):
                 print(f"sm_{architecture}: {sentence}")
                 status = 1

@@ -1,8 +1,8 @@
 """The CUDA kernels compiled for the host (emulation/cuda_runtime.h), behind the product's own C interface.
 
-No GPU takes part. What this can show: right numbers on every launch path, and freedom from divergent barriers, from uninitialised
-shared memory, from stray accesses, and from races that some order of the threads brings to light. What it cannot: speed, and what a
-GPU's memory model allows beyond any order of whole steps.
+No GPU takes part. What this can show: right numbers on every launch path, and freedom from divergent
+barriers, from uninitialised shared memory, from stray accesses, and from races that some order of the threads brings to
+light. What it cannot: speed, and what a GPU's memory model allows beyond any order of whole steps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,27 @@ EMULATED_SOURCES = [
     SOURCES / "add_layer_norm_grad" / "cuda_plan.cc",
     SOURCES / "add_layer_norm_grad" / "cuda_c_api.cc",
     SOURCES / "add_layer_norm_grad" / "cuda_launch.cu",
+    ROOT / "tests" / "cuda" / "device_library.cu",
 ]
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 
 def compile_emulated(sources: Sequence[Path], output: Path, *flags: str) -> Path:
-    """Compiles .cc and .cu files with the host's compiler and the emulation's headers into a shared library."""
+    """Compiles .cc and .cu files for the host, with the emulation's headers, into a shared library."""
     compiler = os.environ.get("CXX", "c++")
     command = [
-        *(compiler, "-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
+        *(
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-g1",
+            "-fPIC",
+            "-shared",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unknown-pragmas",
+        ),
         # A GPU's compiler fuses multiplications and additions; the bounds of the oracle hold either way.
         "-ffp-contract=off",
         *('-DORT_OPS_VERSION="emulated"', '-DORT_OPS_CUDA_ARCHITECTURES="emulated"'),
@@ -72,7 +83,7 @@ SMALL = Device(2, 228 << 10, 227 << 10)
 SMALL_TURING = Device(2, 64 << 10, 64 << 10)
 DEVICES = {"hopper": HOPPER, "ampere": AMPERE, "ada": ADA, "turing": TURING, "small": SMALL}
 
-FORWARD, REVERSE, RANDOM = range(3)
+FORWARD, REVERSE, RANDOM, WARP_AHEAD = range(4)
 
 
 class EmulatedLibrary(Library):

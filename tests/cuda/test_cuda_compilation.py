@@ -1,4 +1,7 @@
-"""The kernels as nvcc compiles them for one of the architectures: registers, spills, 16-byte accesses. (All: compiled_kernels.py.)"""
+"""The kernels as nvcc compiles them for one architecture: registers, spills, 16-byte accesses.
+
+compiled_kernels.py looks at all architectures.
+"""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from emulated import EMULATION, FORWARD, RANDOM, REVERSE, compile_emulated
+from emulated import EMULATION, FORWARD, RANDOM, REVERSE, WARP_AHEAD, compile_emulated
 
 THREADS = 96
 EXACT_SHARED_BYTES = THREADS * 4
-ORDERS = [(FORWARD, 0), (REVERSE, 0), *((RANDOM, seed) for seed in range(4))]
+ORDERS = [(FORWARD, 0), (REVERSE, 0), *((order, seed) for order in (RANDOM, WARP_AHEAD) for seed in range(3))]
 VALUES = np.arange(1, THREADS + 1, dtype=np.float32)
 LANES = np.arange(THREADS)
 
@@ -49,6 +49,7 @@ def run(
         ("Shuffle", VALUES + VALUES[LANES ^ 1] + VALUES[LANES ^ 8] + VALUES[LANES ^ 9]),
         ("ShuffleOfHalfAWarp", np.where(LANES % 32 < 16, VALUES[LANES ^ 1], 0)),
         ("AsyncCopy", 2 * VALUES),
+        ("WarpSums", 3 * np.ones(THREADS) * VALUES[[0, 32, 64]].sum()),
     ],
 )
 @pytest.mark.parametrize("copies_at_wait", [True, False])
@@ -59,7 +60,9 @@ def test_right_kernels_are_right_in_every_order(emulator, kernel, expected, copi
         np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("kernel", ["MissingBarrier", "MissingSecondBarrier", "LastWriterWins"])
+@pytest.mark.parametrize(
+    "kernel", ["MissingBarrier", "MissingSecondBarrier", "LastWriterWins", "WarpSumsWithoutASecondBuffer"]
+)
 def test_a_race_gives_other_results_in_another_order(emulator, kernel) -> None:
     results = {run(emulator, kernel, order=order, seed=seed)[0].tobytes() for order, seed in ORDERS}
     assert len(results) > 1
@@ -69,11 +72,11 @@ def test_a_value_read_before_its_barrier_is_a_nan(emulator) -> None:
     assert np.isnan(run(emulator, "MissingBarrier")[0]).any()
 
 
-@pytest.mark.parametrize("order", [FORWARD, REVERSE, RANDOM])
+@pytest.mark.parametrize("order", [FORWARD, REVERSE, RANDOM, WARP_AHEAD])
 @pytest.mark.parametrize(
     ("kernel", "found"),
     [
-        ("DivergentBarrier", "divergent barrier: in block (0,0) 64 of 96 threads wait at __syncthreads, 0 at a shuffle, 32"),
+        ("DivergentBarrier", "(0,0) 64 of 96 threads wait at __syncthreads, 0 at a shuffle, 32 have"),
         ("BarrierAgainstShuffle", "divergent barrier"),
         ("ShuffleOutsideItsMask", "whose mask 0x0000ffff leaves it out"),
         ("ShuffleFromALaneOutside", "which the mask 0x0000ffff leaves out"),

@@ -1,4 +1,4 @@
-"""The launches that are planned, without launching any: within every device's limits, and all rows and columns covered."""
+"""The launches that are planned, without launching any: within each device's limits, covering all elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ COLS = [
 
 
 def cases() -> list[tuple]:
-    return [case for case in itertools.product(ROWS, COLS, DTYPES, [True, False]) if case[0] * case[1] <= 1 << 40]
+    return [
+        case for case in itertools.product(ROWS, COLS, DTYPES, [True, False]) if case[0] * case[1] <= 1 << 40
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -56,7 +58,11 @@ def test_every_launch_is_within_the_devices_limits(library: EmulatedLibrary, dev
             assert plan["path"] == TWO_READS
             assert plan["sums_per_block"] * plan["threads_per_sum"] == 256
             assert plan["cols_per_split"] % plan["elements_per_access"] == 0
-            assert (plan["splits"] - 1) * plan["cols_per_split"] < cols <= plan["splits"] * plan["cols_per_split"]
+            assert (
+                (plan["splits"] - 1) * plan["cols_per_split"]
+                < cols
+                <= plan["splits"] * plan["cols_per_split"]
+            )
             assert plan["sum_blocks"] < 1 << 31 and plan["tiles"] < 1 << 31 and plan["parts"] <= 65535
             tile_cols = plan["tile_threads"] * plan["elements_per_access"]
             assert (plan["tiles"] - 1) * tile_cols < cols <= plan["tiles"] * tile_cols

@@ -1,4 +1,7 @@
-"""The emulated kernels once more with AddressSanitizer and UndefinedBehaviorSanitizer: no access outside a tensor or shared memory."""
+"""The emulated kernels once more with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+They see any access outside of a tensor, of the workspace or of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,18 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_sanitized(command: list[str]) -> subprocess.CompletedProcess:
     compiler = os.environ.get("CXX", "c++")
     runtime = subprocess.check_output([compiler, "-print-file-name=libasan.so"], text=True).strip()
-    assert Path(runtime).is_absolute(), "the compiler has no libasan.so; install its sanitizer runtime (libasan)"
+    assert Path(runtime).is_absolute(), (
+        "the compiler has no libasan.so; install its sanitizer runtime (libasan)"
+    )
     environment = {
         **os.environ,
         "LD_PRELOAD": runtime,  # must be in the process before the interpreter that loads the library
         # The interpreter leaks on purpose; the fibers' stacks are not the thread's.
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
     }
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True)
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True
+    )
 
 
 def test_kernels_run_clean(sanitized: Path) -> None:
@@ -67,4 +74,6 @@ library._check(library._compute(address, size, executor, None))
 """
     completed = run_sanitized(["-c", script])
     assert completed.returncode != 0
-    assert "heap-buffer-overflow" in completed.stderr and "READ of size" in completed.stderr, completed.stderr[-3000:]
+    assert "heap-buffer-overflow" in completed.stderr and "READ of size" in completed.stderr, (
+        completed.stderr[-3000:]
+    )

@@ -10,7 +10,9 @@ namespace {
 constexpr size_t kWorkspaceAlignment = 64;
 
 struct ReleaseExecutor {
-  void operator()(OrtOpsAddLayerNormGradExecutor* executor) const { ort_ops_add_layer_norm_grad_destroy(executor); }
+  void operator()(OrtOpsAddLayerNormGradExecutor* executor) const {
+    ort_ops_add_layer_norm_grad_destroy(executor);
+  }
 };
 
 struct SessionThreads {
@@ -44,7 +46,8 @@ OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, 
   }
   SessionThreads threads = {kernel.api, context, nullptr};
   const OrtOpsParallelFor parallel_for = {SessionThreads::Run, &threads};
-  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_cpu(workspace, workspace_bytes, executor, &parallel_for);
+  const OrtOpsStatus status =
+      ort_ops_add_layer_norm_grad_cpu(workspace, workspace_bytes, executor, &parallel_for);
   return threads.status != nullptr ? threads.status : ToOrtStatus(kernel, status);
 }
 
@@ -52,8 +55,8 @@ OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Argum
   size_t workspace_bytes = 0;
   OrtOpsAddLayerNormGradExecutor* executor = nullptr;
   const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = arguments;
-  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma,
-                                                                             dbeta, &workspace_bytes, &executor);
+  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(
+      dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta, &workspace_bytes, &executor);
   if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
   const std::unique_ptr<OrtOpsAddLayerNormGradExecutor, ReleaseExecutor> owned(executor);
   return RunOnSessionThreads(kernel, context, workspace_bytes, executor);

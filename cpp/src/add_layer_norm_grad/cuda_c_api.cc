@@ -29,7 +29,8 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
   try {
     if (const auto status = alng::MakeProblem(tensors, &problem)) return status;
   } catch (const std::bad_alloc&) {
-    return Fail(ORT_OPS_OUT_OF_MEMORY, "no memory for the sentence that would say what is wrong with the arguments");
+    return Fail(ORT_OPS_OUT_OF_MEMORY,
+                "no memory for the sentence that would say what is wrong with the arguments");
   }
   ort_ops::CudaDevice device = {};
   if (const auto status = ort_ops::DescribeCudaDevice(&device)) return status;
@@ -42,11 +43,13 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
 }
 
 extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t workspace_bytes,
-                                                         const OrtOpsAddLayerNormGradCudaExecutor* executor, void* stream) {
+                                                         const OrtOpsAddLayerNormGradCudaExecutor* executor,
+                                                         void* stream) {
   if (executor == nullptr) return Fail(ORT_OPS_NULL_POINTER, "executor is required; got a null pointer");
   const size_t needed = executor->plan.workspace_bytes;
   if (workspace_bytes < needed) {
-    return Fail(ORT_OPS_WORKSPACE_TOO_SMALL, "workspace must have %zu bytes; got %zu", needed, workspace_bytes);
+    return Fail(ORT_OPS_WORKSPACE_TOO_SMALL, "workspace must have %zu bytes; got %zu", needed,
+                workspace_bytes);
   }
   if (needed != 0 && workspace == nullptr) {
     return Fail(ORT_OPS_NULL_POINTER, "workspace must have %zu bytes; got a null pointer", needed);
@@ -57,4 +60,6 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t
   return alng::LaunchCuda(executor->problem, executor->plan, workspace, stream);
 }
 
-extern "C" void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor* executor) { delete executor; }
+extern "C" void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor* executor) {
+  delete executor;
+}

@@ -1,8 +1,10 @@
-// The CUDA kernels of AddLayerNormGrad: device code only. Which one runs, on how many threads, with which workspace: cuda_plan.h.
+// The CUDA kernels of AddLayerNormGrad: device code only. Which one runs, on how many threads, with which
+// workspace: cuda_plan.h.
 //
-// Every sum has one order, fixed by the plan; there are no atomic operations. Row sums go over the lanes of a warp and then over the
-// warps, sums over rows within a thread, then over the rows that a block takes at a time, then over the blocks.
-// The reductions are written out instead of taken from CUB, because the host must be able to compile this file (tests/cuda).
+// Every sum has one order, fixed by the plan; there are no atomic operations. Row sums go over the lanes of a
+// warp and then over the warps, sums over rows within a thread, then over the rows that a block takes at a
+// time, then over the blocks. The reductions are written out instead of taken from CUB, because the host must
+// be able to compile this file (tests/cuda).
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_KERNELS_CUH_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_KERNELS_CUH_
 
@@ -33,7 +35,8 @@ struct KernelTensors {
   bool float_gamma;  // else T
 };
 
-// Where the sums over the rows of part i go: `stride` floats behind those of part i - 1. Null where nobody wants them.
+// Where the sums over the rows of part i go: `stride` floats behind those of part i - 1. Null where nobody
+// wants them.
 struct PartialSums {
   float* dgamma;
   float* dbeta;
@@ -80,7 +83,8 @@ extern __shared__ uint4 shared_memory[];
 
 // ---------------------------------------------------------------- elements
 
-// 16 bytes, moved by one instruction. Passed by value: of a reference the compiler may read each word by itself.
+// 16 bytes, moved by one instruction. Passed by value: of a reference the compiler may read each word by
+// itself.
 using Vector = uint4;
 
 template <class T>
@@ -112,7 +116,8 @@ struct Elements<float> {
     values[3] = __uint_as_float(vector.w);
   }
   static __device__ Vector Pack(const float (&values)[4]) {
-    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]), __float_as_uint(values[3])};
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
   }
 };
 
@@ -126,7 +131,8 @@ struct Elements<__half> {
     high = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
   }
   static __device__ unsigned PackWord(float low, float high) {
-    return __half_as_ushort(__float2half_rn(low)) | static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16;
+    return __half_as_ushort(__float2half_rn(low)) |
+           static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16;
   }
   static __device__ void Unpack(Vector vector, float (&values)[8]) { UnpackWords<Elements>(vector, values); }
   static __device__ Vector Pack(const float (&values)[8]) { return PackWords<Elements>(values); }
@@ -169,7 +175,8 @@ __device__ void Store(T* to, const float (&values)[kCount]) {
   if constexpr (kCount == 1) {
     *to = Elements<T>::FromFloat(values[0]);
   } else {
-    // Nobody here reads it again. (An assignment was compiled into four stores where its loop is not unrolled.)
+    // Nobody here reads it again. (An assignment was compiled into four stores where its loop is not
+    // unrolled.)
     __stcs(reinterpret_cast<Vector*>(to), Elements<T>::Pack(values));
   }
 }
@@ -182,7 +189,8 @@ __device__ void LoadGamma(const KernelTensors& tensors, int64_t col, float (&val
     values[0] = static_cast<const float*>(tensors.gamma)[col];
   } else {
     for (int i = 0; i < kCount; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(tensors.gamma) + col + i);
+      const float4 four =
+          *reinterpret_cast<const float4*>(static_cast<const float*>(tensors.gamma) + col + i);
       values[i] = four.x;
       values[i + 1] = four.y;
       values[i + 2] = four.z;
@@ -219,9 +227,10 @@ __device__ inline float DxWithoutDsum(float g, float xhat, float2 means, float r
 
 // ---------------------------------------------------------------- sums along a row
 
-// Adds up the values of the `group` threads around this one and gives every one of them the sum. `group` divides the block: a power
-// of two up to a warp, or whole warps. All threads of the block must call it together. `warp_sums` holds one value for each
-// warp; two calls in a row must not be given the same one, or the second would overwrite what is still being read.
+// Adds up the values of the `group` threads around this one and gives every one of them the sum. `group`
+// divides the block: a power of two up to a warp, or whole warps. All threads of the block must call it
+// together. `warp_sums` holds one value for each warp; two calls in a row must not be given the same one, or
+// the second would overwrite what is still being read.
 __device__ inline float2 SumOverGroup(float2 value, int group, float2* warp_sums) {
   for (int offset = min(group, kWarpThreads) / 2; offset > 0; offset /= 2) {
     value.x += __shfl_xor_sync(kAllLanes, value.x, offset);
@@ -243,8 +252,9 @@ __device__ inline float2 SumOverGroup(float2 value, int group, float2* warp_sums
 
 // ---------------------------------------------------------------- whole rows in shared memory
 
-// A thread's own places in the shared memory: nobody else reads or writes them, so that they need no barrier. Those of a warp's
-// threads lie side by side, so that one access of the warp meets every bank equally often and the distances are known in advance.
+// A thread's own places in the shared memory: nobody else reads or writes them, so that they need no barrier.
+// Those of a warp's threads lie side by side, so that one access of the warp meets every bank equally often
+// and the distances are known in advance.
 struct OwnVectors {
   Vector* first;
 
@@ -272,9 +282,11 @@ __device__ void KeptGamma(const OwnVectors& gamma, float (&values)[kCount]) {
   }
 }
 
-// Adds the threads' sums over rows, of the rows that the block takes at a time in their order, and writes them in whole lines.
+// Adds the threads' sums over rows, of the rows that the block takes at a time in their order, and writes
+// them in whole lines.
 template <int kCount, int kItems>
-__device__ void WritePartialSums(const float (&sums)[kItems][kCount], int threads_per_row, int cols, float* memory, float* out) {
+__device__ void WritePartialSums(const float (&sums)[kItems][kCount], int threads_per_row, int cols,
+                                 float* memory, float* out) {
   const int lane = static_cast<int>(threadIdx.x) % threads_per_row;
   const int slot = static_cast<int>(threadIdx.x) / threads_per_row;
   __syncthreads();  // the memory was used for something else before
@@ -297,9 +309,9 @@ __device__ void WritePartialSums(const float (&sums)[kItems][kCount], int thread
   }
 }
 
-// A block takes blockDim.x / threads_per_row rows at a time, one for each slot of threads, and goes through the rows in steps of the
-// whole grid. While it uses the rows of one stage, those of the next stages are on their way, and a piece of a stage is
-// asked for again as soon as its thread has used it.
+// A block takes blockDim.x / threads_per_row rows at a time, one for each slot of threads, and goes through
+// the rows in steps of the whole grid. While it uses the rows of one stage, those of the next stages are on
+// their way, and a piece of a stage is asked for again as soon as its thread has used it.
 template <class T, int kColsPerThread>
 __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsFor(kColsPerThread).min_blocks)
     RowsInShared(const __grid_constant__ RowsInSharedArguments arguments) {
@@ -340,13 +352,16 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
       const int64_t offset = row * tensors.cols + col;
       __pipeline_memcpy_async(&stage[kStagedDy * kItems + item], dy + offset, sizeof(Vector));
       __pipeline_memcpy_async(&stage[kStagedX * kItems + item], x1 + offset, sizeof(Vector));
-      if (has_x2 && stages_x2) __pipeline_memcpy_async(&stage[kStagedX2 * kItems + item], x2 + offset, sizeof(Vector));
-      if (has_dsum && stages_dsum) __pipeline_memcpy_async(&stage[kStagedDsum * kItems + item], dsum + offset, sizeof(Vector));
+      if (has_x2 && stages_x2)
+        __pipeline_memcpy_async(&stage[kStagedX2 * kItems + item], x2 + offset, sizeof(Vector));
+      if (has_dsum && stages_dsum)
+        __pipeline_memcpy_async(&stage[kStagedDsum * kItems + item], dsum + offset, sizeof(Vector));
     }
     __pipeline_commit();
   };
   const auto statistics_of = [&](int64_t row) {
-    return row < tensors.rows ? RowStatistics{tensors.mean[row], tensors.rstd[row]} : RowStatistics{0.0f, 0.0f};
+    return row < tensors.rows ? RowStatistics{tensors.mean[row], tensors.rstd[row]}
+                              : RowStatistics{0.0f, 0.0f};
   };
 
   int64_t row = static_cast<int64_t>(blockIdx.x) * slots + slot;
@@ -388,7 +403,8 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
       Elements<T>::Unpack(stage[kStagedX * kItems + item], x_i);
       if (has_x2) {
         float x2_i[kCount];
-        const Vector packed = stages_x2 ? Vector(stage[kStagedX2 * kItems + item]) : VectorAt(x2 + offset + item * item_cols);
+        const Vector packed =
+            stages_x2 ? Vector(stage[kStagedX2 * kItems + item]) : VectorAt(x2 + offset + item * item_cols);
         Elements<T>::Unpack(packed, x2_i);
         AddRounded<T>(x_i, x2_i);
         stage[kStagedX * kItems + item] = Elements<T>::Pack(x_i);
@@ -417,7 +433,8 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
         float gamma_i[kCount];
         float dx_i[kCount] = {};
         if (has_dsum) {
-          const Vector packed = stages_dsum ? Vector(stage[kStagedDsum * kItems + item]) : VectorAt(dsum + offset + item * item_cols);
+          const Vector packed = stages_dsum ? Vector(stage[kStagedDsum * kItems + item])
+                                            : VectorAt(dsum + offset + item * item_cols);
           Elements<T>::Unpack(packed, dx_i);
         }
         Elements<T>::Unpack(stage[kStagedDy * kItems + item], dy_i);
@@ -462,7 +479,8 @@ __global__ void RowSums(const __grid_constant__ RowSumsArguments arguments) {
   const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
   const int64_t count = tensors.rows * arguments.splits;
   int parity = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups; first < count; first += static_cast<int64_t>(gridDim.x) * groups) {
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups; first < count;
+       first += static_cast<int64_t>(gridDim.x) * groups) {
     const int64_t index = first + static_cast<int>(threadIdx.x) / group;
     float2 sums = make_float2(0.0f, 0.0f);
     if (index < count) {
@@ -519,7 +537,8 @@ struct TilePiece {
   float dsum[kCount];
 };
 
-// dx, and the sums over the rows of one part, for one tile of columns: blockIdx.x the tile, blockIdx.y the part.
+// dx, and the sums over the rows of one part, for one tile of columns: blockIdx.x the tile, blockIdx.y the
+// part.
 template <class T, int kCount>
 __global__ void ColumnTiles(const __grid_constant__ ColumnTilesArguments arguments) {
   constexpr int kRowsAtOnce = 2;
@@ -556,7 +575,8 @@ __global__ void ColumnTiles(const __grid_constant__ ColumnTilesArguments argumen
     float dx_i[kCount];
     for (int i = 0; i < kCount; ++i) {
       const float xhat = Xhat(piece.x[i], of_row.statistics);
-      dx_i[i] = DxWithoutDsum(piece.dy[i] * gamma[i], xhat, of_row.means, of_row.statistics.rstd) + piece.dsum[i];
+      dx_i[i] =
+          DxWithoutDsum(piece.dy[i] * gamma[i], xhat, of_row.means, of_row.statistics.rstd) + piece.dsum[i];
       dgamma[i] += piece.dy[i] * xhat;
       dbeta[i] += piece.dy[i];
     }
@@ -572,7 +592,8 @@ __global__ void ColumnTiles(const __grid_constant__ ColumnTilesArguments argumen
     if (!has_col) continue;
     int k = 0;
     for (; k + kRowsAtOnce <= count; k += kRowsAtOnce) {
-      // All loads before the first store, which the compiler must take for a change of what is still to be loaded.
+      // All loads before the first store, which the compiler must take for a change of what is still to be
+      // loaded.
       TilePiece<kCount> pieces[kRowsAtOnce];
 #pragma unroll
       for (int j = 0; j < kRowsAtOnce; ++j) load(chunk + k + j, pieces[j]);
@@ -596,9 +617,10 @@ __global__ void ColumnTiles(const __grid_constant__ ColumnTilesArguments argumen
 
 // ---------------------------------------------------------------- adding the parts' sums
 
-// blockIdx.x: 32 columns; blockIdx.y: 0 for dgamma, 1 for dbeta. Of R warps, warp y adds every Rth part, from part y on; then the first
-// warp adds the R results.
-__global__ void __launch_bounds__(kWarpThreads * kMaxPartRuns) AddParts(const __grid_constant__ AddPartsArguments arguments) {
+// blockIdx.x: 32 columns; blockIdx.y: 0 for dgamma, 1 for dbeta. Of R warps, warp y adds every Rth part, from
+// part y on; then the first warp adds the R results.
+__global__ void __launch_bounds__(kWarpThreads* kMaxPartRuns)
+    AddParts(const __grid_constant__ AddPartsArguments arguments) {
   float* const out = blockIdx.y == 0 ? arguments.dgamma : arguments.dbeta;
   if (out == nullptr) return;  // the whole block
   float* const run_sums = reinterpret_cast<float*>(shared_memory);

@@ -1,12 +1,12 @@
-// Chooses the instantiation that a plan asks for and hands it its arguments. Plain calls of the runtime, no <<<>>>, so that
-// each one's status is checked where it is made, and the host's compiler understands them too (tests/cuda).
-#include "add_layer_norm_grad/cuda_launch.h"
-
+// Chooses the instantiation that a plan asks for and hands it its arguments. Plain calls of the runtime, no
+// <<<>>>, so that each one's status is checked where it is made, and the host's compiler understands them too
+// (tests/cuda).
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "add_layer_norm_grad/cuda_kernels.cuh"
+#include "add_layer_norm_grad/cuda_launch.h"
 #include "cuda_status.h"
 
 namespace ort_ops::add_layer_norm_grad {
@@ -23,9 +23,11 @@ struct Launch {
 };
 
 template <class TArguments>
-OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& launch, const TArguments& arguments) {
+OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& launch,
+                   const TArguments& arguments) {
   if (launch.shared_bytes > kUnaskedSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(launch.shared_bytes));
     if (const auto status = CheckCuda(error, "asking for shared memory")) return status;
   }
@@ -57,34 +59,39 @@ KernelTensors TensorsOf(const Problem& problem) {
 PartialSums PartialSumsOf(const Problem& problem, const CudaPlan& plan, void* workspace) {
   if (plan.sums_in_outputs) return {problem.dgamma, problem.dbeta, 0};
   float* const partials = static_cast<float*>(workspace);
-  return {problem.dgamma == nullptr ? nullptr : partials, problem.dbeta == nullptr ? nullptr : partials + problem.cols,
-          2 * problem.cols};
+  return {problem.dgamma == nullptr ? nullptr : partials,
+          problem.dbeta == nullptr ? nullptr : partials + problem.cols, 2 * problem.cols};
 }
 
 template <class T>
-OrtOpsStatus StartRowsInShared(const Problem& problem, const CudaPlan& plan, void* workspace, cudaStream_t stream) {
+OrtOpsStatus StartRowsInShared(const Problem& problem, const CudaPlan& plan, void* workspace,
+                               cudaStream_t stream) {
   const RowsInSharedConfig& config = plan.rows_in_shared;
-  const RowsInSharedArguments arguments = {TensorsOf(problem), PartialSumsOf(problem, plan, workspace), config.threads_per_row,
-                                           config.stages, config.staged_tensors};
+  const RowsInSharedArguments arguments = {TensorsOf(problem), PartialSumsOf(problem, plan, workspace),
+                                           config.threads_per_row, config.stages, config.staged_tensors};
   const auto kernel = config.cols_per_thread == 8    ? RowsInShared<T, 8>
                       : config.cols_per_thread == 16 ? RowsInShared<T, 16>
                                                      : RowsInShared<T, 32>;
-  const Launch launch = {Grid(config.blocks), config.threads_per_row * config.rows_per_block, config.shared_bytes, stream};
+  const Launch launch = {Grid(config.blocks), config.threads_per_row * config.rows_per_block,
+                         config.shared_bytes, stream};
   return Start(kernel, "RowsInShared", launch, arguments);
 }
 
 template <class T, int kCount>
-OrtOpsStatus StartTwoReads(const Problem& problem, const CudaPlan& plan, void* workspace, cudaStream_t stream) {
+OrtOpsStatus StartTwoReads(const Problem& problem, const CudaPlan& plan, void* workspace,
+                           cudaStream_t stream) {
   const TwoReadsConfig& config = plan.two_reads;
   float2* const row_sums = reinterpret_cast<float2*>(static_cast<char*>(workspace) + plan.row_sums_offset);
-  const RowSumsArguments row_sums_arguments = {TensorsOf(problem), row_sums, config.threads_per_sum, config.splits,
-                                               config.cols_per_split};
+  const RowSumsArguments row_sums_arguments = {TensorsOf(problem), row_sums, config.threads_per_sum,
+                                               config.splits, config.cols_per_split};
   const Launch row_sums_launch = {Grid(config.sum_blocks), config.threads_per_sum * config.sums_per_block,
                                   config.sum_shared_bytes, stream};
-  if (const auto status = Start(RowSums<T, kCount>, "RowSums", row_sums_launch, row_sums_arguments)) return status;
-  const ColumnTilesArguments tiles_arguments = {TensorsOf(problem), PartialSumsOf(problem, plan, workspace), row_sums,
-                                                config.splits, config.rows_per_part};
-  const Launch tiles_launch = {Grid(config.tiles, plan.parts), config.tile_threads, config.tile_shared_bytes, stream};
+  if (const auto status = Start(RowSums<T, kCount>, "RowSums", row_sums_launch, row_sums_arguments))
+    return status;
+  const ColumnTilesArguments tiles_arguments = {TensorsOf(problem), PartialSumsOf(problem, plan, workspace),
+                                                row_sums, config.splits, config.rows_per_part};
+  const Launch tiles_launch = {Grid(config.tiles, plan.parts), config.tile_threads, config.tile_shared_bytes,
+                               stream};
   return Start(ColumnTiles<T, kCount>, "ColumnTiles", tiles_launch, tiles_arguments);
 }
 
@@ -95,9 +102,10 @@ OrtOpsStatus StartRows(const Problem& problem, const CudaPlan& plan, void* works
   return StartTwoReads<T, Elements<T>::kPerVector>(problem, plan, workspace, stream);
 }
 
-OrtOpsStatus StartAddParts(const Problem& problem, const CudaPlan& plan, void* workspace, cudaStream_t stream) {
-  const AddPartsArguments arguments = {static_cast<const float*>(workspace), problem.dgamma, problem.dbeta, plan.parts,
-                                       problem.cols};
+OrtOpsStatus StartAddParts(const Problem& problem, const CudaPlan& plan, void* workspace,
+                           cudaStream_t stream) {
+  const AddPartsArguments arguments = {static_cast<const float*>(workspace), problem.dgamma, problem.dbeta,
+                                       plan.parts, problem.cols};
   const int threads = kWarpThreads * static_cast<int>(std::min<int64_t>(plan.parts, kMaxPartRuns));
   const Launch launch = {Grid((problem.cols + kWarpThreads - 1) / kWarpThreads, 2), threads,
                          static_cast<size_t>(threads) * sizeof(float), stream};
@@ -107,7 +115,8 @@ OrtOpsStatus StartAddParts(const Problem& problem, const CudaPlan& plan, void* w
 OrtOpsStatus ZeroSums(const Problem& problem, cudaStream_t stream) {
   for (float* sums : {problem.dgamma, problem.dbeta}) {
     if (sums == nullptr) continue;
-    const cudaError_t error = cudaMemsetAsync(sums, 0, static_cast<size_t>(problem.cols) * sizeof(float), stream);
+    const cudaError_t error =
+        cudaMemsetAsync(sums, 0, static_cast<size_t>(problem.cols) * sizeof(float), stream);
     if (const auto status = CheckCuda(error, "zeroing dgamma and dbeta")) return status;
   }
   return ORT_OPS_SUCCESS;
@@ -123,7 +132,8 @@ OrtOpsStatus LaunchCuda(const Problem& problem, const CudaPlan& plan, void* work
                                                             : StartRows<__nv_bfloat16>;
   if (const auto status = start_rows(problem, plan, workspace, stream)) return status;
   const bool wants_sums = problem.dgamma != nullptr || problem.dbeta != nullptr;
-  return wants_sums && !plan.sums_in_outputs ? StartAddParts(problem, plan, workspace, stream) : ORT_OPS_SUCCESS;
+  return wants_sums && !plan.sums_in_outputs ? StartAddParts(problem, plan, workspace, stream)
+                                             : ORT_OPS_SUCCESS;
 }
 
 }  // namespace ort_ops::add_layer_norm_grad

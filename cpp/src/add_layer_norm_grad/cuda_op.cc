@@ -13,12 +13,13 @@ struct ReleaseExecutor {
   }
 };
 
-// Memory that the runtime hands to nobody else on another stream before this stream has passed the kernels that use it; so it can
-// be given back as soon as they are enqueued.
+// Memory that the runtime hands to nobody else on another stream before this stream has passed the kernels
+// that use it; so it can be given back as soon as they are enqueued.
 OrtStatus* AllocateOnStream(const Kernel& kernel, OrtKernelContext* context, size_t bytes, void** memory) {
   const OrtMemoryInfo* info = nullptr;
   if (OrtStatus* status = kernel.api.AllocatorGetInfo(kernel.allocator.get(), &info)) return status;
-  if (OrtStatus* status = kernel.api.KernelContext_GetScratchBuffer(context, info, bytes, memory)) return status;
+  if (OrtStatus* status = kernel.api.KernelContext_GetScratchBuffer(context, info, bytes, memory))
+    return status;
   if (*memory != nullptr) return nullptr;
   const std::string text = "no memory for a workspace of " + std::to_string(bytes) + " bytes";
   return NodeError(kernel, ORT_RUNTIME_EXCEPTION, text.c_str());
@@ -36,7 +37,8 @@ OrtStatus* RunOnStream(const Kernel& kernel, OrtKernelContext* context, size_t w
     if (OrtStatus* status = AllocateOnStream(kernel, context, workspace_bytes, &memory)) return status;
     workspace.reset(memory);
   }
-  return ToOrtStatus(kernel, ort_ops_add_layer_norm_grad_cuda(workspace.get(), workspace_bytes, executor, stream));
+  return ToOrtStatus(kernel,
+                     ort_ops_add_layer_norm_grad_cuda(workspace.get(), workspace_bytes, executor, stream));
 }
 
 OrtStatus* RunOnCuda(const Kernel& kernel, OrtKernelContext* context, const Arguments& arguments) {

@@ -1,5 +1,6 @@
-// The numbers of this file decide about speed alone; the results are right for any of them. They follow from the registers and the
-// shared memory of today's devices and from published measurements of similar kernels; see each constant.
+// The numbers of this file decide about speed alone; the results are right for any of them. They follow from
+// the registers and the shared memory of today's devices and from published measurements of similar kernels;
+// see each constant.
 #include "add_layer_norm_grad/cuda_plan.h"
 
 #include <algorithm>
@@ -13,14 +14,15 @@ namespace {
 
 constexpr int kAccessBytes = 16;
 constexpr int kWarp = 32;
-constexpr int kNarrowBlockThreads = 128;     // rows shorter than a block share one of this size
+constexpr int kNarrowBlockThreads = 128;  // rows shorter than a block share one of this size
 constexpr int kMaxStages = 3;
-constexpr int kMinStagedTensors = 2;         // those that are read twice
+constexpr int kMinStagedTensors = 2;  // those that are read twice
 constexpr int kMaxStagedTensors = 4;
-constexpr int kReservedSharedBytes = 1024;   // what the system takes of the shared memory for every resident block
+constexpr int kReservedSharedBytes =
+    1024;  // what the system takes of the shared memory for every resident block
 constexpr size_t kRowSumsAlignment = 16;
-// Up to this many rows per multiprocessor, and from this many columns on, most of the device would watch a few multiprocessors
-// work: then the rows are split.
+// Up to this many rows per multiprocessor, and from this many columns on, most of the device would watch a
+// few multiprocessors work: then the rows are split.
 constexpr int64_t kMultiprocessorsPerSplitRow = 8;
 constexpr int64_t kMinColsOfSplitRow = 4096;
 constexpr int kSumThreads = 256;
@@ -62,7 +64,8 @@ bool ChooseThreads(int64_t cols, RowsInSharedConfig* config, RowsInSharedLimits*
   return false;
 }
 
-// How many blocks of the kernel one multiprocessor holds at a time if each has this much shared memory; 0 if it is too much.
+// How many blocks of the kernel one multiprocessor holds at a time if each has this much shared memory; 0 if
+// it is too much.
 int ResidentBlocks(const CudaDevice& device, int max_blocks, int64_t shared_bytes) {
   if (shared_bytes > device.shared_bytes_per_block) return 0;
   const int64_t fit = device.shared_bytes_per_multiprocessor / (shared_bytes + kReservedSharedBytes);
@@ -77,8 +80,8 @@ bool PlanRowsInShared(const Problem& problem, const CudaDevice& device, CudaPlan
   const int threads = config.threads_per_row * config.rows_per_block;
   const int max_blocks = limits.max_threads * limits.min_blocks / threads;
   const int64_t block_cols = int64_t{threads} * limits.cols_per_thread;
-  const int64_t sums_and_gamma_bytes =
-      2 * (threads / kWarp) * static_cast<int64_t>(2 * sizeof(float)) + block_cols * static_cast<int64_t>(sizeof(float));
+  const int64_t sums_and_gamma_bytes = 2 * (threads / kWarp) * static_cast<int64_t>(2 * sizeof(float)) +
+                                       block_cols * static_cast<int64_t>(sizeof(float));
   const int64_t tensor_bytes = block_cols * static_cast<int64_t>(ElementBytes(problem.type));
   int resident_blocks = 0;
   for (int tensors = kMinStagedTensors; tensors <= kMaxStagedTensors; ++tensors) {
@@ -89,13 +92,15 @@ bool PlanRowsInShared(const Problem& problem, const CudaDevice& device, CudaPlan
     resident_blocks = blocks;
   }
   if (resident_blocks == 0) return false;
-  const int64_t bytes_per_block = std::min<int64_t>(
-      device.shared_bytes_per_multiprocessor / resident_blocks - kReservedSharedBytes, device.shared_bytes_per_block);
+  const int64_t bytes_per_block =
+      std::min<int64_t>(device.shared_bytes_per_multiprocessor / resident_blocks - kReservedSharedBytes,
+                        device.shared_bytes_per_block);
   const int64_t stage_bytes = config.staged_tensors * tensor_bytes;
-  config.stages = static_cast<int>(std::min<int64_t>((bytes_per_block - sums_and_gamma_bytes) / stage_bytes, kMaxStages));
+  config.stages =
+      static_cast<int>(std::min<int64_t>((bytes_per_block - sums_and_gamma_bytes) / stage_bytes, kMaxStages));
   config.shared_bytes = static_cast<size_t>(config.stages * stage_bytes + sums_and_gamma_bytes);
-  config.blocks =
-      std::min(CeilDiv(problem.rows, config.rows_per_block), int64_t{device.multiprocessors} * resident_blocks);
+  config.blocks = std::min(CeilDiv(problem.rows, config.rows_per_block),
+                           int64_t{device.multiprocessors} * resident_blocks);
   plan->path = CudaPath::kRowsInShared;
   plan->parts = config.blocks;
   return true;
@@ -106,7 +111,8 @@ void PlanTwoReads(const Problem& problem, const CudaDevice& device, bool aligned
   config.elements_per_access = aligned ? kAccessBytes / static_cast<int>(ElementBytes(problem.type)) : 1;
   const int64_t accesses = CeilDiv(problem.cols, config.elements_per_access);
 
-  config.threads_per_sum = std::clamp(RoundUpToPowerOfTwo(std::min<int64_t>(accesses, kSumThreads)), kWarp, kSumThreads);
+  config.threads_per_sum =
+      std::clamp(RoundUpToPowerOfTwo(std::min<int64_t>(accesses, kSumThreads)), kWarp, kSumThreads);
   config.sums_per_block = kSumThreads / config.threads_per_sum;
   const int64_t resident_blocks = int64_t{device.multiprocessors} * kBlocksPerMultiprocessor;
   const int64_t max_splits = std::min(kMaxSplits, CeilDiv(accesses, config.threads_per_sum));
@@ -114,7 +120,8 @@ void PlanTwoReads(const Problem& problem, const CudaDevice& device, bool aligned
       std::clamp<int64_t>(CeilDiv(resident_blocks * config.sums_per_block, problem.rows), 1, max_splits);
   config.cols_per_split = RoundUp(CeilDiv(problem.cols, wanted_splits), config.elements_per_access);
   config.splits = CeilDiv(problem.cols, config.cols_per_split);
-  config.sum_blocks = std::min(CeilDiv(problem.rows * config.splits, config.sums_per_block), 2 * resident_blocks);
+  config.sum_blocks =
+      std::min(CeilDiv(problem.rows * config.splits, config.sums_per_block), 2 * resident_blocks);
   config.sum_shared_bytes = 2 * (kSumThreads / kWarp) * 2 * sizeof(float);
 
   config.tile_threads = static_cast<int>(std::min<int64_t>(RoundUp(accesses, kWarp), kSumThreads));
@@ -140,15 +147,19 @@ OrtOpsStatus MakeCudaPlan(const Problem& problem, const CudaDevice& device, Cuda
     return ORT_OPS_SUCCESS;
   }
   const bool aligned = IsMadeOfAlignedPieces(problem);
-  const bool split = problem.rows * kMultiprocessorsPerSplitRow <= device.multiprocessors && problem.cols >= kMinColsOfSplitRow;
-  if (!aligned || split || !PlanRowsInShared(problem, device, plan)) PlanTwoReads(problem, device, aligned, plan);
+  const bool split = problem.rows * kMultiprocessorsPerSplitRow <= device.multiprocessors &&
+                     problem.cols >= kMinColsOfSplitRow;
+  if (!aligned || split || !PlanRowsInShared(problem, device, plan))
+    PlanTwoReads(problem, device, aligned, plan);
   plan->sums_in_outputs = plan->parts == 1;
   const size_t partial_bytes =
       plan->sums_in_outputs ? 0 : static_cast<size_t>(plan->parts * 2 * problem.cols) * sizeof(float);
-  plan->row_sums_offset = static_cast<size_t>(RoundUp(static_cast<int64_t>(partial_bytes), kRowSumsAlignment));
-  const size_t row_sum_bytes = plan->path == CudaPath::kTwoReads
-                                   ? static_cast<size_t>(problem.rows * plan->two_reads.splits) * 2 * sizeof(float)
-                                   : 0;
+  plan->row_sums_offset =
+      static_cast<size_t>(RoundUp(static_cast<int64_t>(partial_bytes), kRowSumsAlignment));
+  const size_t row_sum_bytes =
+      plan->path == CudaPath::kTwoReads
+          ? static_cast<size_t>(problem.rows * plan->two_reads.splits) * 2 * sizeof(float)
+          : 0;
   plan->workspace_bytes = plan->row_sums_offset + row_sum_bytes;
   return ORT_OPS_SUCCESS;
 }

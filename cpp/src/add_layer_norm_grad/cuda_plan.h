@@ -1,12 +1,16 @@
-// How one call is cut into CUDA blocks, and how much workspace that takes: a value, from the problem and three numbers of the
-// device, so that a machine without one can compute, print and test every launch.
+// How one call is cut into CUDA blocks, and how much workspace that takes: a value, from the problem and
+// three numbers of the device, so that a machine without one can compute, print and test every launch.
 //
 // Two ways, both without atomic operations:
-// - kRowsInShared: a thread block copies whole rows into shared memory, 16 bytes at a time and ahead of their use, so that every
-//   tensor is read once and dx written once. dgamma and dbeta stay in registers until the block has seen all its rows.
-// - kTwoReads, for rows that do not fit or are not made of aligned 16-byte pieces: one kernel sums along the rows (wide rows
+// - kRowsInShared: a thread block copies whole rows into shared memory, 16 bytes at a time and ahead of their
+// use, so that every
+//   tensor is read once and dx written once. dgamma and dbeta stay in registers until the block has seen all
+//   its rows.
+// - kTwoReads, for rows that do not fit or are not made of aligned 16-byte pieces: one kernel sums along the
+// rows (wide rows
 //   are split over several blocks), a second one reads everything again, in tiles of columns.
-// Either leaves one row of partial sums for dgamma and dbeta per part of the rows; a last kernel adds those in a fixed order.
+// Either leaves one row of partial sums for dgamma and dbeta per part of the rows; a last kernel adds those
+// in a fixed order.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_PLAN_H_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_PLAN_H_
 
@@ -25,7 +29,8 @@ struct RowsInSharedConfig {
   int threads_per_row;
   int rows_per_block;  // at a time
   int stages;          // rows being copied or used at a time
-  int staged_tensors;  // of dy, x1, x2 and dsum, in this order; the rest is read directly, to leave shared memory for the others
+  int staged_tensors;  // of dy, x1, x2 and dsum, in this order; the rest is read directly, to leave shared
+                       // memory for the others
   int64_t blocks;
   size_t shared_bytes;
 };
@@ -50,9 +55,9 @@ struct CudaPlan {
   CudaPath path;
   RowsInSharedConfig rows_in_shared;  // of the two, the one that `path` names
   TwoReadsConfig two_reads;
-  int64_t parts;            // rows of partial sums
-  bool sums_in_outputs;     // one part sums straight into dgamma and dbeta
-  size_t row_sums_offset;   // bytes into the workspace, behind the partial sums; kTwoReads only
+  int64_t parts;           // rows of partial sums
+  bool sums_in_outputs;    // one part sums straight into dgamma and dbeta
+  size_t row_sums_offset;  // bytes into the workspace, behind the partial sums; kTwoReads only
   size_t workspace_bytes;
 };
 

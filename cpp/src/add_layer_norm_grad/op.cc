@@ -81,10 +81,11 @@ OrtStatus* ComputeOrThrow(const Kernel& kernel, OrtKernelContext* context) {
   if (OrtStatus* status = ReadInputs(kernel.api, context, inputs)) return status;
   Value outputs[kOutputs];
   if (OrtStatus* status = AllocateOutputs(kernel.api, context, inputs, outputs)) return status;
-  const Arguments arguments = {inputs[kDy].tensor_or_null,   inputs[kX1].tensor_or_null,    inputs[kX2].tensor_or_null,
-                               inputs[kRstd].tensor_or_null, inputs[kMean].tensor_or_null,  inputs[kGamma].tensor_or_null,
-                               inputs[kDsum].tensor_or_null, outputs[kDx].tensor_or_null,   outputs[kDgamma].tensor_or_null,
-                               outputs[kDbeta].tensor_or_null};
+  const Arguments arguments = {inputs[kDy].tensor_or_null,      inputs[kX1].tensor_or_null,
+                               inputs[kX2].tensor_or_null,      inputs[kRstd].tensor_or_null,
+                               inputs[kMean].tensor_or_null,    inputs[kGamma].tensor_or_null,
+                               inputs[kDsum].tensor_or_null,    outputs[kDx].tensor_or_null,
+                               outputs[kDgamma].tensor_or_null, outputs[kDbeta].tensor_or_null};
   return kernel.provider.run(kernel, context, arguments);
 }
 
@@ -106,7 +107,8 @@ OrtStatus* ReadNodeName(const OrtApi& api, const OrtKernelInfo* info, std::strin
   return nullptr;
 }
 
-OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+OrtStatus* ORT_API_CALL MakeKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
+                                   void** kernel) {
   try {
     std::string node_name;
     if (OrtStatus* status = ReadNodeName(*api, info, node_name)) return status;
@@ -195,15 +197,18 @@ OrtStatus* NodeError(const Kernel& kernel, OrtErrorCode code, const char* senten
 OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status) {
   if (status == ORT_OPS_SUCCESS) return nullptr;
   const bool callers_fault = status == ORT_OPS_NULL_POINTER || status == ORT_OPS_INVALID_PARAMETER;
-  return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION, ort_ops_last_error());
+  return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION,
+                   ort_ops_last_error());
 }
 
-Op::Op(const Provider& its_provider, ONNXTensorElementDataType element_type, ONNXTensorElementDataType gamma_element_type,
-       bool infers_shapes)
+Op::Op(const Provider& its_provider, ONNXTensorElementDataType element_type,
+       ONNXTensorElementDataType gamma_element_type, bool infers_shapes)
     : OrtCustomOp{}, provider(its_provider), type(element_type), gamma_type(gamma_element_type) {
   version = kOrtApiVersion;
   GetName = [](const OrtCustomOp*) { return "AddLayerNormGrad"; };
-  GetExecutionProviderType = [](const OrtCustomOp* self) { return static_cast<const Op*>(self)->provider.name; };
+  GetExecutionProviderType = [](const OrtCustomOp* self) {
+    return static_cast<const Op*>(self)->provider.name;
+  };
   GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
   GetInputType = InputType;
   GetInputCharacteristic = InputCharacteristic;

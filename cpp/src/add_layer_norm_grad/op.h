@@ -1,5 +1,5 @@
-// The operator as ONNX Runtime sees it: one OrtCustomOp for each provider and pair of types. What all have in common is in
-// op.cc; how a provider runs one node is in cpu_op.cc and cuda_op.cc.
+// The operator as ONNX Runtime sees it: one OrtCustomOp for each provider and pair of types. What all have in
+// common is in op.cc; how a provider runs one node is in cpu_op.cc and cuda_op.cc.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_OP_H_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_OP_H_
 
@@ -36,10 +36,11 @@ struct Provider {
 extern const Provider kCpuProvider;
 extern const Provider kCudaProvider;  // not in a library built without CUDA
 
-// T: dy, x1, x2, dsum and dx; gamma: T or float. Without `infers_shapes` the runtime knows dx's type but not its shape,
-// and so never lets dx take over the buffer of a gradient.
+// T: dy, x1, x2, dsum and dx; gamma: T or float. Without `infers_shapes` the runtime knows dx's type but not
+// its shape, and so never lets dx take over the buffer of a gradient.
 struct Op : OrtCustomOp {
-  Op(const Provider& provider, ONNXTensorElementDataType type, ONNXTensorElementDataType gamma_type, bool infers_shapes);
+  Op(const Provider& provider, ONNXTensorElementDataType type, ONNXTensorElementDataType gamma_type,
+     bool infers_shapes);
 
   const Provider& provider;
   ONNXTensorElementDataType type;

@@ -9,7 +9,9 @@ struct __nv_bfloat16 {
 };
 
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.bits; }
-inline float __bfloat162float(__nv_bfloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+inline float __bfloat162float(__nv_bfloat16 value) {
+  return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
 
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   if (value != value) return {0x7fff};

@@ -1,10 +1,11 @@
-// Stands in for CUDA's language and runtime, so that the host's compiler takes device code as it is: put this folder before any
-// other on the include path and compile the .cu files as C++. For tests only.
+// Stands in for CUDA's language and runtime, so that the host's compiler takes device code as it is: put this
+// folder before any other on the include path and compile the .cu files as C++. For tests only.
 //
-// The threads of a block are fibers on one thread of the processor; the blocks of a grid run one after the other. A fiber runs until it
-// waits for others (a barrier, a shuffle) or ends; the order in which fibers go on is a setting. What depends on that
-// order is a race. Shared memory holds NaNs when a block starts; copies in flight land when they are waited for.
-// Where a GPU would hang, trap or do anything at all, the launch fails and cudaGetErrorString says what was wrong.
+// The threads of a block are fibers on one thread of the processor; the blocks of a grid run one after the
+// other. A fiber runs until it waits for others (a barrier, a shuffle) or ends; the order in which fibers go
+// on is a setting. What depends on that order is a race. Shared memory holds NaNs when a block starts; copies
+// in flight land when they are waited for. Where a GPU would hang, trap or do anything at all, the launch
+// fails and cudaGetErrorString says what was wrong.
 #ifndef ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
 #define ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
 
@@ -80,6 +81,12 @@ struct cudaDeviceProp {
 };
 
 using cudaStream_t = struct EmulatedStream*;
+using cudaEvent_t = struct EmulatedEvent*;
+using cudaGraph_t = struct EmulatedGraph*;
+using cudaGraphExec_t = struct EmulatedGraphExec*;
+enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+constexpr unsigned cudaStreamNonBlocking = 1;
 
 struct cudaLaunchConfig_t {
   dim3 gridDim;
@@ -96,6 +103,43 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+
+// The device's memory is the host's, everything is done when its function returns, and no clock runs: enough
+// to try the host code that calls these.
+cudaError_t cudaMalloc(void** memory, size_t bytes);
+cudaError_t cudaFree(void* memory);
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  return cudaMemsetAsync(memory, value, bytes, nullptr);
+}
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 1.0f;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaSuccess; }
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaSuccess; }
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 
 // ---------------------------------------------------------------- what a thread sees
 
@@ -115,9 +159,12 @@ void __pipeline_wait_prior(size_t groups);
 
 namespace cuda_emulation {
 
-enum class Order { kForward, kReverse, kRandom };
+// Round by round, each thread once as far as it can, in one of three orders; or warp by warp in a random
+// order, each as far as it can, so that one warp may be a whole barrier ahead of the others.
+enum class Order { kForward, kReverse, kRandom, kWarpAhead };
 
-// When a copy into shared memory reads and writes: as early as a device may, like one without asynchronous copies, or as late.
+// When a copy into shared memory reads and writes: as early as a device may, like one without asynchronous
+// copies, or as late.
 enum class CopyTime { kAtIssue, kAtWait };
 
 struct Settings {
@@ -125,7 +172,7 @@ struct Settings {
   int shared_bytes_per_multiprocessor = 228 << 10;
   int shared_bytes_per_block = 227 << 10;
   Order order = Order::kForward;
-  unsigned seed = 0;  // of Order::kRandom
+  unsigned seed = 0;  // of the random orders
   CopyTime copy_time = CopyTime::kAtWait;
   int64_t last_blocks = INT64_MAX;  // of each grid only so many are run, the last ones
 };
@@ -145,8 +192,10 @@ cudaError_t Launch(const void* kernel, const cudaLaunchConfig_t& config, const s
 }  // namespace cuda_emulation
 
 template <class... TParameters, class... TArguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(TParameters...), TArguments&&... arguments) {
-  return cuda_emulation::Launch(reinterpret_cast<const void*>(kernel), *config, [&] { kernel(arguments...); });
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(TParameters...),
+                               TArguments&&... arguments) {
+  return cuda_emulation::Launch(reinterpret_cast<const void*>(kernel), *config,
+                                [&] { kernel(arguments...); });
 }
 
 #endif  // ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_

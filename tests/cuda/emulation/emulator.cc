@@ -39,10 +39,10 @@ constexpr int kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kUnaskedSharedBytes = 48 << 10;
-constexpr size_t kGuardBytes = 4096;        // behind the launch's shared memory
-constexpr unsigned char kPoison = 0xff;     // NaN in every type
+constexpr size_t kGuardBytes = 4096;     // behind the launch's shared memory
+constexpr unsigned char kPoison = 0xff;  // NaN in every type
 constexpr unsigned char kGuard = 0xa5;
-constexpr size_t kMaxCountedGroups = 8;     // __pipeline_wait_prior counts no further
+constexpr size_t kMaxCountedGroups = 8;  // __pipeline_wait_prior counts no further
 
 enum class State { kReady, kAtBarrier, kAtShuffle, kDone };
 
@@ -133,8 +133,9 @@ void FiberMain() {
 }
 
 char* StackOf(size_t fiber) {
-  static char* const stacks = static_cast<char*>(mmap(nullptr, kMaxThreads * kStackBytes, PROT_READ | PROT_WRITE,
-                                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  static char* const stacks =
+      static_cast<char*>(mmap(nullptr, kMaxThreads * kStackBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   return stacks + fiber * kStackBytes;
 }
 
@@ -150,7 +151,8 @@ void StartFibers() {
   for (size_t i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
     const auto number = static_cast<unsigned>(i);
-    fiber.index = dim3(number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y);
+    fiber.index =
+        dim3(number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y);
     fiber.state = State::kReady;
     fiber.copy_groups.assign(1, {});
     fiber.place.started = false;
@@ -163,8 +165,8 @@ void StartFibers() {
 }
 
 size_t Count(State state) {
-  return static_cast<size_t>(
-      std::count_if(fibers.begin(), fibers.end(), [state](const Fiber& fiber) { return fiber.state == state; }));
+  return static_cast<size_t>(std::count_if(fibers.begin(), fibers.end(),
+                                           [state](const Fiber& fiber) { return fiber.state == state; }));
 }
 
 void ReleaseBarrier() {
@@ -177,28 +179,52 @@ void ResolveWait() {
   if (at_barrier == fibers.size()) return ReleaseBarrier();
   const size_t at_shuffle = Count(State::kAtShuffle);
   if (at_barrier != 0) {
-    Fail("divergent barrier: in block (%u,%u) %zu of %zu threads wait at __syncthreads, %zu at a shuffle, %zu have ended",
-         blockIdx.x, blockIdx.y, at_barrier, fibers.size(), at_shuffle, Count(State::kDone));
+    Fail(
+        "divergent barrier: in block (%u,%u) %zu of %zu threads wait at __syncthreads, %zu at a shuffle, %zu "
+        "have ended",
+        blockIdx.x, blockIdx.y, at_barrier, fibers.size(), at_shuffle, Count(State::kDone));
   } else {
-    Fail("divergent shuffle: in block (%u,%u) %zu of %zu threads wait for lanes that never come", blockIdx.x, blockIdx.y,
-         at_shuffle, fibers.size());
+    Fail("divergent shuffle: in block (%u,%u) %zu of %zu threads wait for lanes that never come", blockIdx.x,
+         blockIdx.y, at_shuffle, fibers.size());
   }
 }
 
+// Runs those that are ready, of the fibers with these numbers, each until it waits or ends; whether there
+// were any.
+bool RunReady(const size_t* begin, const size_t* end) {
+  bool any_ran = false;
+  for (const size_t* i = begin; i != end && failure.empty(); ++i) {
+    if (fibers[*i].state != State::kReady) continue;
+    any_ran = true;
+    running = &fibers[*i];
+    threadIdx = running->index;
+    Switch(scheduler, running->place);
+  }
+  return any_ran;
+}
+
+bool RunWarpsAhead(const std::vector<size_t>& numbers, std::mt19937& random) {
+  std::vector<size_t> warps(shuffles.size());
+  std::iota(warps.begin(), warps.end(), size_t{0});
+  std::shuffle(warps.begin(), warps.end(), random);
+  bool any_ran = false;
+  for (const size_t warp : warps) {
+    const size_t* begin = numbers.data() + warp * kWarp;
+    const size_t* end = numbers.data() + std::min((warp + 1) * kWarp, numbers.size());
+    while (RunReady(begin, end)) any_ran = true;
+  }
+  return any_ran;
+}
+
 void RunFibers(std::mt19937& random) {
-  std::vector<size_t> order(fibers.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  if (settings.order == Order::kReverse) std::reverse(order.begin(), order.end());
+  std::vector<size_t> numbers(fibers.size());
+  std::iota(numbers.begin(), numbers.end(), size_t{0});
+  if (settings.order == Order::kReverse) std::reverse(numbers.begin(), numbers.end());
   while (failure.empty() && Count(State::kDone) != fibers.size()) {
-    if (settings.order == Order::kRandom) std::shuffle(order.begin(), order.end(), random);
-    bool any_ran = false;
-    for (const size_t i : order) {
-      if (fibers[i].state != State::kReady || !failure.empty()) continue;
-      any_ran = true;
-      running = &fibers[i];
-      threadIdx = running->index;
-      Switch(scheduler, running->place);
-    }
+    if (settings.order == Order::kRandom) std::shuffle(numbers.begin(), numbers.end(), random);
+    const bool any_ran = settings.order == Order::kWarpAhead
+                             ? RunWarpsAhead(numbers, random)
+                             : RunReady(numbers.data(), numbers.data() + numbers.size());
     if (!any_ran) ResolveWait();
   }
 }
@@ -214,8 +240,8 @@ void RunBlock(std::mt19937& random) {
   ASAN_UNPOISON_MEMORY_REGION(shared.memory, shared.bytes);
   for (size_t i = 0; i < guard_bytes; ++i) {
     if (shared.memory[dynamic_bytes + i] != kGuard) {
-      return Fail("block (%u,%u) wrote to its shared memory at byte %zu of %zu", blockIdx.x, blockIdx.y, dynamic_bytes + i,
-                  dynamic_bytes);
+      return Fail("block (%u,%u) wrote to its shared memory at byte %zu of %zu", blockIdx.x, blockIdx.y,
+                  dynamic_bytes + i, dynamic_bytes);
     }
   }
 }
@@ -224,7 +250,8 @@ std::string KernelName(const void* kernel) {
   Dl_info info = {};
   if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) return "?";
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
   return status == 0 ? name.get() : info.dli_sname;
 }
 
@@ -239,7 +266,8 @@ cudaError_t CheckConfiguration(const void* kernel, const cudaLaunchConfig_t& con
   } else if (threads == 0 || threads > kMaxThreads) {
     Fail("a block of (%u,%u,%u) threads", block.x, block.y, block.z);
   } else if (config.dynamicSmemBytes > allowed || config.dynamicSmemBytes > shared.bytes) {
-    Fail("%zu bytes of shared memory where %zu are allowed", config.dynamicSmemBytes, std::min(allowed, shared.bytes));
+    Fail("%zu bytes of shared memory where %zu are allowed", config.dynamicSmemBytes,
+         std::min(allowed, shared.bytes));
   }
   return failure.empty() ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
@@ -248,12 +276,15 @@ void Complete(Fiber& fiber, size_t groups) {
   for (size_t i = 0; i < groups; ++i) {
     for (const Copy& copy : fiber.copy_groups[i]) std::memcpy(copy.to, copy.from, copy.bytes);
   }
-  fiber.copy_groups.erase(fiber.copy_groups.begin(), fiber.copy_groups.begin() + static_cast<std::ptrdiff_t>(groups));
+  fiber.copy_groups.erase(fiber.copy_groups.begin(),
+                          fiber.copy_groups.begin() + static_cast<std::ptrdiff_t>(groups));
 }
 
 }  // namespace
 
-SharedMemory::SharedMemory(void* memory, size_t bytes) { shared = {static_cast<unsigned char*>(memory), bytes}; }
+SharedMemory::SharedMemory(void* memory, size_t bytes) {
+  shared = {static_cast<unsigned char*>(memory), bytes};
+}
 
 const char* TakeLaunches() {
   static std::string taken;
@@ -265,8 +296,8 @@ const char* TakeLaunches() {
 cudaError_t Launch(const void* kernel, const cudaLaunchConfig_t& config, const std::function<void()>& call) {
   failure.clear();
   char text[128];
-  std::snprintf(text, sizeof(text), " grid %ux%u block %u shared %zu\n", config.gridDim.x, config.gridDim.y, config.blockDim.x,
-                config.dynamicSmemBytes);
+  std::snprintf(text, sizeof(text), " grid %ux%u block %u shared %zu\n", config.gridDim.x, config.gridDim.y,
+                config.blockDim.x, config.dynamicSmemBytes);
   launches += KernelName(kernel) + text;
   if (const cudaError_t error = CheckConfiguration(kernel, config)) return error;
   gridDim = config.gridDim;
@@ -287,7 +318,15 @@ cudaError_t Launch(const void* kernel, const cudaLaunchConfig_t& config, const s
 
 using namespace cuda_emulation;
 
-void __syncthreads() { Yield(State::kAtBarrier); }
+void __syncthreads() {
+  running->state = State::kAtBarrier;
+  // The last one to come goes on at once: nothing makes it wait for the others to leave.
+  if (Count(State::kAtBarrier) == fibers.size()) {
+    ReleaseBarrier();
+  } else {
+    Yield(State::kAtBarrier);
+  }
+}
 
 float __shfl_xor_sync(unsigned mask, float value, int lane_mask) {
   const unsigned thread = ThreadNumber();
@@ -331,8 +370,8 @@ void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
   const bool inside = static_cast<unsigned char*>(to) >= shared.memory && offset + bytes <= dynamic_bytes;
   if (!inside || (bytes != 4 && bytes != 8 && bytes != 16) || offset % bytes != 0 ||
       reinterpret_cast<uintptr_t>(from) % bytes != 0) {
-    Fail("thread %u copies %zu bytes from %p to byte %zu of %zu of shared memory", ThreadNumber(), bytes, from, offset,
-         dynamic_bytes);
+    Fail("thread %u copies %zu bytes from %p to byte %zu of %zu of shared memory", ThreadNumber(), bytes,
+         from, offset, dynamic_bytes);
     Trap();
   }
   if (settings.copy_time == CopyTime::kAtIssue) {
@@ -365,7 +404,9 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "cudaErrorUnknown";
 }
 
-const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : failure.c_str(); }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : failure.c_str();
+}
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
@@ -406,5 +447,16 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  // As aligned as a device's.
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *memory == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
   return cudaSuccess;
 }

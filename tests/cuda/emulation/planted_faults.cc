@@ -69,6 +69,23 @@ __global__ void StrayWrite(const float* in, float* out) {
   out[Thread()] = Shared()[1];
 }
 
+// Right: three times the sum of the warps' first values. A shuffle lets a warp pass on its own; a second
+// buffer keeps it from writing what others still read.
+void SumWarps(const float* in, float* out, int buffers) {
+  out[Thread()] = 0.0f;
+  for (int i = 0; i < 3; ++i) {
+    const float first = (i + 1) * __shfl_xor_sync(kAllLanes, in[Thread() / 32 * 32], 0);
+    float* const sums = Shared() + i % buffers * 3;
+    if (Thread() % 32 == 0) sums[Thread() / 32] = first;
+    __syncthreads();
+    out[Thread()] += (sums[0] + sums[1] + sums[2]) / (i + 1);
+  }
+}
+
+__global__ void WarpSums(const float* in, float* out) { SumWarps(in, out, 2); }
+
+__global__ void WarpSumsWithoutASecondBuffer(const float* in, float* out) { SumWarps(in, out, 1); }
+
 // Right: sums of pairs, then of groups of four, eight lanes apart.
 __global__ void Shuffle(const float* in, float* out) {
   float value = in[Thread()];
@@ -135,6 +152,8 @@ const std::map<std::string, Kernel> kernels = {{"Exchange", Exchange},
                                                {"Uninitialised", Uninitialised},
                                                {"StrayWrite", StrayWrite},
                                                {"Shuffle", Shuffle},
+                                               {"WarpSums", WarpSums},
+                                               {"WarpSumsWithoutASecondBuffer", WarpSumsWithoutASecondBuffer},
                                                {"ShuffleOfHalfAWarp", ShuffleOfHalfAWarp},
                                                {"ShuffleOutsideItsMask", ShuffleOutsideItsMask},
                                                {"ShuffleFromALaneOutside", ShuffleFromALaneOutside},
@@ -155,8 +174,8 @@ const cuda_emulation::SharedMemory named(shared_memory, sizeof(shared_memory));
 }  // namespace
 
 // Runs a kernel on one block of 96 threads; "" or what was wrong.
-extern "C" const char* emulation_run(const char* name, const float* in, float* out, size_t shared_bytes, int order, unsigned seed,
-                                     int copies_at_wait) {
+extern "C" const char* emulation_run(const char* name, const float* in, float* out, size_t shared_bytes,
+                                     int order, unsigned seed, int copies_at_wait) {
   cuda_emulation::settings.order = static_cast<cuda_emulation::Order>(order);
   cuda_emulation::settings.seed = seed;
   cuda_emulation::settings.copy_time =
@@ -169,6 +188,7 @@ extern "C" const char* emulation_run(const char* name, const float* in, float* o
 // float -> 16 bits -> float.
 extern "C" void emulation_round(int bfloat16, size_t count, const float* in, float* out) {
   for (size_t i = 0; i < count; ++i) {
-    out[i] = bfloat16 != 0 ? __bfloat162float(__float2bfloat16_rn(in[i])) : __half2float(__float2half_rn(in[i]));
+    out[i] =
+        bfloat16 != 0 ? __bfloat162float(__float2bfloat16_rn(in[i])) : __half2float(__float2half_rn(in[i]));
   }
 }

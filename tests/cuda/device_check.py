@@ -1,0 +1,441 @@
+"""Checks and times the CUDA kernels on a real device.
+
+    python tests/cuda/device_check.py [--json FILE]
+
+It needs nvcc, Python, NumPy and ml_dtypes, and nothing of a network: it compiles what it needs for the device
+that is there. In order:
+
+1. numbers: every type, presence and shape class against the float64 oracle, with guards around every buffer
+2. determinism: 100 runs with the same bits, on two streams
+3. compute-sanitizer (if found): memcheck, racecheck, synccheck and initcheck on small shapes
+4. time: against a device-to-device copy of the same bytes, as a replayed CUDA graph, and against PyTorch,
+   eager and compiled (if found)
+5. ONNX Runtime (if its CUDA provider and ort_ops are installed): bound inputs, 200 runs, the default and a
+   given stream
+
+and then prints a table and, with --json, writes the same as JSON. It ends with 1 if anything was wrong; a
+missing tool is told, and is no error. With --emulated LIBRARY it runs 1, 2 and 4 in small on the host's
+emulation, to try this script itself: those times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "kernels"), str(TESTS / "cuda")]
+
+import numpy as np  # noqa: E402
+from emulated import EMULATED_SOURCES, ROOT, SOURCES  # noqa: E402
+from native import DATA_TYPES, OUTPUTS, TENSORS, Tensor, tensor  # noqa: E402
+from oracle import BFLOAT16, DTYPES, FLOAT, FLOAT16, Inputs, assert_matches, make_inputs  # noqa: E402
+
+DEVICE_SOURCES = [path for path in EMULATED_SOURCES if path.is_relative_to(SOURCES)] + [
+    TESTS / "cuda" / "device_library.cu"
+]
+GUARD_BYTES = 256
+GUARD_VALUE = 0xA5
+
+TYPE_PAIRS = [(FLOAT, FLOAT), (FLOAT16, FLOAT16), (FLOAT16, FLOAT), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT)]
+SMALL_SHAPES = [(7, 8), (77, 64), (9, 768), (5, 2048), (5, 8192), (3, 16384), (5, 33), (2, 20001), (3, 16392)]
+SHAPES = [
+    *SMALL_SHAPES,
+    *((100003, 64), (20011, 100), (8191, 256), (4099, 512), (4096, 768), (4096, 1000)),
+    (3001, 1024),
+    *((2048, 1600), (1024, 2048), (1024, 3072), (1031, 4096), (600, 5120), (515, 8192), (300, 12288), (263, 16384)),
+    *((1, 4096), (8, 8192), (2, 200003), (64, 65536), (4096, 1), (3000, 131)),
+]  # fmt: skip
+
+# (rows, cols, dtype): 256 MiB for each tensor, far beyond any cache.
+TIMED_COLS = (64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384)
+TIMED_BYTES = 256 << 20
+# Of a copy's bandwidth: what is wanted of these widths.
+WANTED = {cols: 0.9 if 512 <= cols <= 8192 else 0.8 for cols in TIMED_COLS}
+
+
+class Device:
+    """The product's C interface and a little of the CUDA runtime, in one library compiled for this device."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        library.device_error.restype = library.ort_ops_last_error.restype = ctypes.c_char_p
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        library.device_allocate.argtypes = [ctypes.POINTER(pointer), size]
+        library.device_free.argtypes = [pointer]
+        library.device_copy.argtypes = [pointer, pointer, size]
+        library.device_fill.argtypes = [pointer, ctypes.c_int, size]
+        library.device_create_stream.argtypes = [ctypes.POINTER(pointer)]
+        tail = [pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_float)]
+        library.device_time_copy.argtypes = [pointer, pointer, size, *tail]
+        library.device_time_operator.argtypes = [pointer, size, pointer, *tail]
+        library.device_time_graph.argtypes = [pointer, size, pointer, *tail]
+        self._plan = library.ort_ops_add_layer_norm_grad_cuda_get_workspace_size
+        self._plan.argtypes = [ctypes.POINTER(Tensor)] * 10 + [pointer, pointer]
+        self._compute = library.ort_ops_add_layer_norm_grad_cuda
+        self._compute.argtypes = [pointer, size, pointer, pointer]
+        library.ort_ops_add_layer_norm_grad_cuda_destroy.argtypes = [pointer]
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if getattr(self._library, name)(*arguments) != 0:
+            raise RuntimeError(f"{name}: {self._library.device_error().decode()}")
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(f"status {status}: {self._library.ort_ops_last_error().decode()}")
+
+    def name(self) -> str:
+        text = ctypes.create_string_buffer(256)
+        self._check(self._library.ort_ops_cuda_device(text, ctypes.c_size_t(len(text))))
+        return text.value.decode()
+
+    def allocate(self, count: int) -> int:
+        memory = ctypes.c_void_p()
+        self._call("device_allocate", ctypes.byref(memory), max(count, 1))
+        return int(memory.value or 0)
+
+    def free(self, memory: int) -> None:
+        self._call("device_free", memory)
+
+    def write(self, memory: int, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        self._call("device_copy", memory, array.ctypes.data, array.nbytes)
+
+    def read(self, memory: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        self._call("device_copy", array.ctypes.data, memory, array.nbytes)
+        return array
+
+    def fill(self, memory: int, value: int, count: int) -> None:
+        self._call("device_fill", memory, value, count)
+
+    def synchronize(self) -> None:
+        self._call("device_synchronize")
+
+    def create_stream(self) -> int | None:
+        stream = ctypes.c_void_p()
+        self._call("device_create_stream", ctypes.byref(stream))
+        return stream.value
+
+    def time(self, what: str, *arguments: object, stream: int | None, repeats: int, samples: int) -> float:
+        """Median seconds of one call."""
+        milliseconds = ctypes.c_float()
+        self._call(f"device_time_{what}", *arguments, stream, repeats, samples, ctypes.byref(milliseconds))
+        return milliseconds.value * 1e-3
+
+
+class Problem:
+    """The tensors of one call in device memory, each between guards, and its plan."""
+
+    def __init__(self, device: Device, inputs: Inputs, outputs: tuple[str, ...] = OUTPUTS) -> None:
+        self._device = device
+        self._arrays = dict(inputs.arrays())
+        for name in outputs:
+            like = inputs.dy if name == "dx" else inputs.gamma.astype(np.float32)
+            self._arrays[name] = np.empty_like(like)
+        self._outputs = outputs
+        self._buffers = {}
+        tensors = {}
+        for name, array in self._arrays.items():
+            self._buffers[name] = device.allocate(array.nbytes + 2 * GUARD_BYTES)
+            device.fill(self._buffers[name], GUARD_VALUE, array.nbytes + 2 * GUARD_BYTES)
+            if name not in outputs:
+                device.write(self._buffers[name] + GUARD_BYTES, array)
+            tensors[name] = tensor(array.shape, DATA_TYPES[array.dtype], self._buffers[name] + GUARD_BYTES)
+        workspace_bytes, self.executor = ctypes.c_size_t(), ctypes.c_void_p()
+        arguments = [ctypes.byref(tensors[name]) if name in tensors else None for name in TENSORS]
+        device._check(device._plan(*arguments, ctypes.byref(workspace_bytes), ctypes.byref(self.executor)))
+        self.workspace_bytes = workspace_bytes.value
+        self.workspace = device.allocate(self.workspace_bytes)
+
+    def __enter__(self) -> Problem:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._device._library.ort_ops_add_layer_norm_grad_cuda_destroy(self.executor)
+        for memory in [*self._buffers.values(), self.workspace]:
+            self._device.free(memory)
+
+    def run(self, stream: int | None = None) -> dict[str, np.ndarray]:
+        """The outputs, after the guards and the inputs were found as they were."""
+        self._device.fill(self.workspace, 0xFF, self.workspace_bytes)
+        self._device.synchronize()
+        self._device._check(
+            self._device._compute(self.workspace, self.workspace_bytes, self.executor, stream)
+        )
+        self._device.synchronize()
+        found = {}
+        for name, array in self._arrays.items():
+            whole = self._device.read(
+                self._buffers[name], (array.nbytes + 2 * GUARD_BYTES,), np.dtype(np.uint8)
+            )
+            before, data, after = np.split(whole, [GUARD_BYTES, GUARD_BYTES + array.nbytes])
+            assert (before == GUARD_VALUE).all() and (after == GUARD_VALUE).all(), (
+                f"a stray write around {name}"
+            )
+            if name in self._outputs:
+                found[name] = data.view(array.dtype).reshape(array.shape)
+            else:
+                assert data.tobytes() == array.tobytes(), f"the input {name} was changed"
+        return found
+
+
+def compile_for_device(output: Path) -> Path:
+    command = [
+        *("nvcc", "-std=c++17", "-O3", "-arch=native", "-shared", "-Xcompiler=-fPIC", "--cudart=static"),
+        *('-DORT_OPS_VERSION="device-check"', '-DORT_OPS_CUDA_ARCHITECTURES="native"'),
+        *("-I", str(SOURCES), "-I", str(ROOT / "cpp" / "include")),
+        *map(str, DEVICE_SOURCES),
+        *("-o", str(output)),
+    ]
+    subprocess.run(command, check=True)
+    return output
+
+
+def check_numbers(device: Device, shapes: list[tuple[int, int]]) -> dict[str, float]:
+    """The largest error of each output, in units of its bound."""
+    worst = dict.fromkeys(OUTPUTS, 0.0)
+    for i, shape in enumerate(shapes):
+        for j, (dtype, gamma_dtype) in enumerate(TYPE_PAIRS):
+            presence = [(True, True), (False, True), (True, False), (False, False)][(i + j) % 4]
+            inputs = make_inputs(
+                shape, dtype, gamma_dtype=gamma_dtype, x2=presence[0], dsum=presence[1], seed=i
+            )
+            with Problem(device, inputs) as problem:
+                for name, error in assert_matches(inputs, **problem.run()).items():
+                    worst[name] = max(worst[name], error)
+    return worst
+
+
+def check_determinism(device: Device, shapes: list[tuple[int, int]], runs: int) -> None:
+    streams = [None, device.create_stream()]
+    for shape in shapes:
+        for dtype in DTYPES:
+            with Problem(device, make_inputs(shape, dtype)) as problem:
+                first = problem.run()
+                for i in range(runs - 1):
+                    for name, array in problem.run(streams[i % 2]).items():
+                        assert array.tobytes() == first[name].tobytes(), f"{name} of {shape} {dtype} differs"
+
+
+def run_sanitizers(library: Path) -> dict[str, str]:
+    """The last line of each tool, or why it did not run."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return {"compute-sanitizer": "not found"}
+    results = {}
+    for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
+        command = [
+            program,
+            f"--tool={tool}",
+            "--error-exitcode=9",
+            sys.executable,
+            __file__,
+            "--small",
+            str(library),
+        ]
+        completed = subprocess.run(command, capture_output=True, text=True)
+        lines = [line for line in (completed.stdout + completed.stderr).splitlines() if line.strip()]
+        results[tool] = (
+            "ok" if completed.returncode == 0 else f"ended with {completed.returncode}"
+        ) + f": {lines[-1]}"
+    return results
+
+
+def torch_seconds(rows: int, cols: int, dtype: np.dtype, samples: int) -> dict[str, float]:
+    """Median seconds of PyTorch's eager and compiled backward of LayerNorm(x1 + x2), plus dsum."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    kind = {FLOAT: torch.float32, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}[dtype]
+    dy, x1, x2, dsum = (torch.randn(rows, cols, device="cuda", dtype=kind) for _ in range(4))
+    gamma = torch.ones(cols, device="cuda", dtype=kind)
+    x = (x1 + x2).float()
+    mean = x.mean(1, keepdim=True)
+    rstd = (x.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    del x
+
+    def backward(dy, x1, x2, dsum, mean, rstd, gamma):
+        grads = torch.ops.aten.native_layer_norm_backward(
+            dy, x1 + x2, [cols], mean, rstd, gamma, gamma, [True, True, True]
+        )
+        return grads[0] + dsum, grads[1], grads[2]
+
+    seconds = {}
+    for name, function in (("torch eager", backward), ("torch.compile", torch.compile(backward))):
+        arguments = (dy, x1, x2, dsum, mean, rstd, gamma)
+        for _ in range(3):
+            function(*arguments)
+        times = []
+        for _ in range(samples):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            function(*arguments)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e-3)
+        seconds[name] = float(np.median(times))
+    return seconds
+
+
+def repeat_row(inputs: Inputs, rows: int) -> Inputs:
+    """The only row of the inputs, so many times; no time is spent on random numbers."""
+    repeated = {
+        name: np.broadcast_to(array, (rows, *array.shape[1:])) for name, array in inputs.arrays().items()
+    }
+    return Inputs(**{**repeated, "gamma": inputs.gamma})
+
+
+def time_shapes(device: Device, tensor_bytes: int, samples: int) -> list[dict]:
+    stream = device.create_stream()
+    rows_of_table = []
+    for dtype in (BFLOAT16, FLOAT):
+        for cols in TIMED_COLS:
+            rows = max(1, tensor_bytes // (cols * dtype.itemsize))
+            inputs = repeat_row(make_inputs((1, cols), dtype), rows)
+            moved = 5 * rows * cols * dtype.itemsize
+            with Problem(device, inputs) as problem:
+                arguments = (problem.workspace, problem.workspace_bytes, problem.executor)
+                options = {"stream": stream, "repeats": 3, "samples": samples}
+                seconds = {
+                    "operator": device.time("operator", *arguments, **options),
+                    "graph": device.time("graph", *arguments, **options),
+                }
+            # A copy that reads and writes as many bytes in all, within as much memory.
+            source, target = (device.allocate(moved // 2) for _ in range(2))
+            seconds["copy"] = device.time("copy", target, source, moved // 2, **options)
+            device.free(source)
+            device.free(target)
+            seconds |= torch_seconds(rows, cols, dtype, samples)
+            case = {"dtype": str(dtype), "rows": rows, "cols": cols, "bytes": moved, "wanted": WANTED[cols]}
+            rows_of_table.append({**case, "seconds": seconds})
+    return rows_of_table
+
+
+def run_in_sessions(device: Device) -> str:
+    """200 runs in ONNX Runtime on the device, on the runtime's own stream and as many on a given one."""
+    try:
+        import onnxruntime
+
+        import ort_ops
+        from ort_ops.operators import embed_functions
+    except ImportError as error:
+        return f"not run: {error}"
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "not run: this ONNX Runtime has no CUDA provider"
+    from operator_models import make_model
+
+    for dtype in (FLOAT, FLOAT16):  # NumPy's own types, which a binding takes
+        inputs = make_inputs((333, 768), dtype)
+        results = set()
+        for stream in (None, device.create_stream()):
+            options = onnxruntime.SessionOptions()
+            ort_ops.register(options)
+            # Without a fallback: a node that CUDA does not take is an error.
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            provider_options = {} if stream is None else {"user_compute_stream": str(stream)}
+            session = onnxruntime.InferenceSession(
+                embed_functions(make_model(inputs)).SerializeToString(),
+                options,
+                [("CUDAExecutionProvider", provider_options)],
+            )
+            binding = session.io_binding()
+            for name, array in inputs.arrays().items():
+                binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
+            for output in session.get_outputs():
+                binding.bind_output(output.name, "cuda")
+            for _ in range(200):
+                session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+                arrays = binding.copy_outputs_to_cpu()
+                results.add(b"".join(array.tobytes() for array in arrays))
+            assert_matches(inputs, **dict(zip(OUTPUTS, arrays, strict=True)))
+        assert len(results) == 1, f"{len(results)} different results of 400 runs of {dtype}"
+    return "ok: 200 runs each on the runtime's and on a given stream, all with the same bits"
+
+
+def table(rows: list[dict]) -> str:
+    names = ["operator", "graph", "copy", "torch eager", "torch.compile"]
+    lines = [
+        f"{'dtype':<9} {'rows':>8} {'cols':>6}  " + "  ".join(f"{name + ' us':>16}" for name in names)
+        + "   of copy  wanted  TB/s"
+    ]  # fmt: skip
+    for row in rows:
+        seconds = row["seconds"]
+        cells = (f"{seconds[name] * 1e6:16.1f}" if name in seconds else f"{'-':>16}" for name in names)
+        share = seconds["copy"] / seconds["operator"]
+        speed = row["bytes"] / seconds["operator"] / 1e12
+        lines.append(
+            f"{row['dtype']:<9} {row['rows']:>8} {row['cols']:>6}  " + "  ".join(cells)
+            + f"   {share:6.0%}   {row['wanted']:5.0%}  {speed:4.2f}"
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results as JSON")
+    parser.add_argument(
+        "--emulated", type=Path, metavar="LIBRARY", help="try this script itself, without a device"
+    )
+    parser.add_argument("--small", type=Path, metavar="LIBRARY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.small:
+        check_numbers(Device(options.small), SMALL_SHAPES)
+        return 0
+
+    report: dict[str, object] = {}
+    failed = False
+
+    def step(name: str, action: Callable[[], object]) -> None:
+        nonlocal failed
+        try:
+            report[name] = action()
+        except Exception as error:
+            report[name] = f"FAILED: {error}"
+            failed = True
+        if name != "time":
+            print(f"{name}: {report[name] or 'ok'}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "libdevice_check.so"
+        if options.emulated:
+            device = Device(options.emulated)
+            step("numbers", lambda: check_numbers(device, SMALL_SHAPES))
+            step("determinism", lambda: check_determinism(device, [(77, 64)], 3))
+            step("time", lambda: time_shapes(device, 1 << 15, 1))
+        else:
+            device = Device(compile_for_device(library))
+            report["device"] = device.name()
+            print(report["device"], flush=True)
+            step("numbers", lambda: check_numbers(device, SHAPES))
+            step(
+                "determinism", lambda: check_determinism(device, [(4099, 512), (515, 8192), (3000, 131)], 100)
+            )
+            step("sanitizers", lambda: run_sanitizers(library))
+            failed |= any("ended with" in line for line in dict(report["sanitizers"]).values())
+            step("time", lambda: time_shapes(device, TIMED_BYTES, 15))
+            step("ONNX Runtime", lambda: run_in_sessions(device))
+    if isinstance(report["time"], list):
+        print(table(report["time"]))
+    else:
+        print(report["time"])
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
