@@ -156,6 +156,14 @@ for kind in REDUCTIONS:
     case(f"{op}-18-empty-axes", f"y = {op}(x, a)", x=x, constants={"a": np.zeros(0, np.int64)})
 for kind in ("Sum", "Mean", "Max", "Min", "Prod"):
     case(f"Reduce{kind}-18-noop", f"y = Reduce{kind}<noop_with_empty_axes=1>(x)", x=f(2, 3))
+    empty = {"a": np.zeros(0, np.int64)}
+    case(
+        f"Reduce{kind}-18-noop-empty-axes",
+        f"y = Reduce{kind}<noop_with_empty_axes=1>(x, a)",
+        x=f(2, 3),
+        constants=empty,
+    )
+    case(f"Reduce{kind}-18-noop-absent-axes", f"y = Reduce{kind}<keepdims=0>(x, )", x=f(2, 3, low=0.4))
 case("ReduceSum-13", "y = ReduceSum<keepdims=0>(x, a)", opset=13, x=f(2, 3, 4), constants={"a": i(1)})
 case(
     "ReduceProd-zeros",
@@ -220,6 +228,15 @@ case(
     x=f(2, 6),
     constants={"s": i(1, 2, 3)},
 )
+case(
+    "Split-18-uneven-unread",
+    "y, u, z = Split<axis=1, num_outputs=3>(x)",
+    outputs=("y", "z"),
+    x=f(2, 7),
+    dynamic=False,
+)
+case("Split-18-equal-unread", "u, y = Split<axis=1, num_outputs=2>(x)", x=f(2, 4))
+case("Split-13-unread", "y, u = Split<axis=1>(x)", opset=13, x=f(2, 4))
 case("Split-unread-first", "u, y = Split<axis=1>(x, s)", x=f(2, 5), constants={"s": i(2, 3)})
 case("Split-unread-last", "y, u = Split<axis=1>(x, s)", x=f(2, 5), constants={"s": i(2, 3)})
 case(

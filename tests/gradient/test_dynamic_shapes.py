@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from finite_differences import central_differences, runner
 
 import ort_ops
 from ort_ops.gradient import build_gradient_model
@@ -137,3 +138,43 @@ def test_known_dims_are_undone_without_looking_at_shapes() -> None:
         y = Mul(a, b)  loss = ReduceSum<keepdims=0>(y) }""")
     training = build_gradient_model(parsed, ["b"])
     assert [node.op_type for node in training.graph.node].count("NonZero") == 0
+
+
+FORMS = {
+    "product with a weight": ("y = MatMul(x, w)", {"x": "B,S,3", "w": "3,4"}),
+    "product of heads": ("y = MatMul(x, w)", {"x": "B,2,S,3", "w": "1,2,3,S"}),
+    "slice to a size": ("n = Shape<start=1, end=2>(like)  b = Constant<value_ints=[0]>()  a = Constant<value_ints=[1]>()  y = Slice(x, b, n, a)", {"x": "B,5,3", "like": "B,S"}),
+    "slice to the end": ("b = Constant<value_ints=[-1]>()  e = Constant<value_ints=[9223372036854775807]>()  a = Constant<value_ints=[1]>()  y = Slice(x, b, e, a)", {"x": "B,S,3"}),
+    "slice backwards": ("b = Constant<value_ints=[-1]>()  e = Constant<value_ints=[-9223372036854775807]>()  a = Constant<value_ints=[1]>()  k = Constant<value_ints=[-2]>()  y = Slice(x, b, e, a, k)", {"x": "B,S,3"}),
+    "reshape": ("s = Constant<value_ints=[0, -1, 2]>()  y = Reshape(x, s)", {"x": "B,S,4"}),
+    "expand to a computed shape": ("s = Shape(like)  y = Expand(x, s)", {"x": "B,1,3", "like": "B,S,3"}),
+    "unsqueeze and squeeze": ("a = Constant<value_ints=[1]>()  u = Unsqueeze(x, a)  v = Mul(u, u)  y = Squeeze(v, a)", {"x": "B,S"}),
+    "concat": ("y = Concat<axis=1>(x, t, x)", {"x": "B,S,2", "t": "B,3,2"}),
+    **{f"{op} with {label}": (f"y = {op}(x, t)", {"x": "B,S,3", "t": dims}) for op in ("Add", "Mul", "Div", "Sub", "Pow") for label, dims in {"a batch of one": "1,S,3", "a position of one": "B,1,3", "a vector": "3", "the same": "B,S,3"}.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_built_model_at_several_sizes(form: str) -> None:
+    body, inputs = FORMS[form]
+    declared = ", ".join(f"double[{dims}] {name}" for name, dims in inputs.items())
+    forward = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g ({declared}) => (double loss) {{
+        {body}  p = Mul(y, y)  loss = ReduceSum<keepdims=0>(p) }}""")
+    names = [name for name in inputs if name != "like"]  # whose shape alone is read
+    training = build_gradient_model(forward, names)
+    onnx.checker.check_model(training, full_check=True)
+    produced = [output for node in training.graph.node for output in node.output if output]
+    assert len(set(produced)) == len(produced)
+    run_forward, run_training = runner(forward), runner(training)
+    for batch, length in ((2, 3), (1, 3), (2, 1), (1, 1), (3, 2)):
+        sizes = {"B": batch, "S": length}
+        shapes = {
+            name: [sizes.get(dim) or int(dim) for dim in dims.split(",")] for name, dims in inputs.items()
+        }
+        feeds = {name: GENERATOR.uniform(0.6, 1.8, shape) for name, shape in shapes.items()}
+        _, *gradients = run_training(feeds)
+        for name, gradient in zip(names, gradients, strict=True):
+            expected = central_differences(lambda moved: float(run_forward(moved)[0]), feeds, name, 1e-5)
+            np.testing.assert_allclose(
+                gradient, expected, rtol=1e-6, atol=1e-6, err_msg=f"d{name} at {sizes}"
+            )

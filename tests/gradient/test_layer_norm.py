@@ -270,3 +270,43 @@ def test_16_bit_gradients_have_the_type_of_their_tensors(plugin: bool) -> None:
         np.testing.assert_allclose(
             gradient.astype(np.float64), reference, rtol=2.0**-10, atol=1e-4, err_msg=name
         )
+
+
+@pytest.mark.parametrize("opset", [17, 18, 20, 24])
+@pytest.mark.parametrize("outputs", ["y", "y, , r", "y, m"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_default_axis_at_every_opset(opset: int, outputs: str, bias: bool) -> None:
+    model = parse(
+        f"""g (float[{B},{S},{H}] x, float[{B},{S},{H}] dy, float[{H}] gamma{f", float[{H}] beta" if bias else ""}) => (float loss, float[{B},{S},{H}] y) {{
+        {outputs} = LayerNormalization(x, gamma{", beta" if bias else ""})
+        p = Mul(y, dy)  loss = ReduceSum<keepdims=0>(p) }}""",
+        opset,
+    )
+    names = ["x", "gamma", "beta"] if bias else ["x", "gamma"]
+    training = build_gradient_model(model, names)
+    onnx.checker.check_model(training, full_check=True)
+    assert [value.name for value in training.graph.output] == [
+        "loss",
+        "y",
+        *(f"{name}_grad" for name in names),
+    ]
+    (node,) = fused(training)
+    norm = next(node for node in training.graph.node if node.op_type == "LayerNormalization")
+    assert len(set(norm.output)) == 3 and list(node.input[3:5]) == [norm.output[2], norm.output[1]]
+    if not bias:
+        read = {name for other in training.graph.node for name in other.input} | {
+            value.name for value in training.graph.output
+        }
+        assert not read.intersection(node.output[2:3])
+    shapes = {"x": (B, S, H), "dy": (B, S, H), "gamma": (H,), "beta": (H,)}
+    feeds = {name: random(*shape) for name, shape in shapes.items() if bias or name != "beta"}
+    results = run(training, feeds)
+    np.testing.assert_array_equal(results["y"], run(model, feeds)["y"])
+    dx, xhat = layer_norm_gradient(feeds["x"], feeds["gamma"], feeds["dy"])
+    np.testing.assert_allclose(results["x_grad"], dx, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        results["gamma_grad"], (feeds["dy"] * xhat).sum(axis=(0, 1)), rtol=0, atol=1e-5
+    )
+    if bias:
+        expected = feeds["dy"].astype(np.float64).sum(axis=(0, 1))
+        np.testing.assert_allclose(results["beta_grad"], expected, rtol=0, atol=1e-5)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from ort_ops.gradient import build_gradient_model
 
@@ -166,3 +167,90 @@ def test_building_twice_gives_the_same_bytes() -> None:
         build_gradient_model(parse(SIMPLE)).SerializeToString(deterministic=True) for _ in range(2)
     )
     assert first == second
+
+
+def test_a_loss_that_is_read_inside_and_outputs_that_are_too() -> None:
+    model = parse("""g (float[2,3] x) => (float loss, float more, float[2,3] y) <float[3] w = {1, -1, 2}> {
+        y = Mul(x, w)  z = Tanh(y)  loss = ReduceSum<keepdims=0>(z)  more = Mul(loss, loss) }""")
+    training = build_gradient_model(model, ["w"], loss="loss")
+    assert [value.name for value in training.graph.output] == ["loss", "more", "y", "w_grad"]
+    slope = 1 - np.tanh((X * W).astype(np.float64)) ** 2
+    np.testing.assert_allclose(
+        run(training, x=X, w=W)["w_grad"], (X * slope).sum(axis=0), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_model_that_returns_one_tensor_twice() -> None:
+    model = parse(SIMPLE)
+    model.graph.output.extend(
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3]) for _ in range(2)
+    )
+    training = build_gradient_model(model, ["w"])
+    assert [value.name for value in training.graph.output] == ["loss", "y", "y", "w_grad"]
+    _, *same, gradient = onnxruntime.InferenceSession(training.SerializeToString()).run(
+        None, {"x": X, "w": W}
+    )
+    np.testing.assert_array_equal(same, [X * W] * 2)
+    np.testing.assert_array_equal(gradient, X.sum(axis=0))
+
+
+NAMES = ["/block.0/mul out", "a.b/c:0", "x_grad", "dx", "AddLayerNormGrad", "grad_const_1", "loss_grad"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("node_name", ["", "/layer.1/Mul 2", "Mul_grad/Mul_1"])
+def test_any_name_of_tensors_and_nodes(name: str, node_name: str) -> None:
+    model = parse(SIMPLE)
+    for node in model.graph.node:
+        node.name = node_name
+        node_name = node_name and f"{node_name}_"
+    model.graph.node[0].input[1] = model.graph.initializer[0].name = name
+    training = build_gradient_model(model, [name])
+    onnx.checker.check_model(training, full_check=True)
+    produced = [output for node in training.graph.node for output in node.output]
+    assert len(set(produced)) == len(produced)
+    assert [value.name for value in training.graph.output] == ["loss", f"{name}_grad"]
+    np.testing.assert_array_equal(run(training, x=X, **{name: W})[f"{name}_grad"], X.sum(axis=0))
+
+
+def test_one_part_used_three_times_sums_its_gradients() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "my": 1]>
+        g (float[2,3] x) => (float loss) <float[3] w = {1, 2, 3}> {
+        a = my.part(x, w)  b = my.part(a, w)  c = my.part(b, w)  loss = ReduceSum<keepdims=0>(c) }
+        <domain: "my", opset_import: ["": 18]> part (a, b) => (c) { t = Mul(a, b)  c = Add(t, b) }""")
+    x, w = X.astype(np.float64), np.array([1.0, 2.0, 3.0])
+    a = x * w + w
+    b = a * w + w
+    da = x + 1
+    db = da * w + a + 1
+    expected = (db * w + b + 1).sum(axis=0)
+    results = run(build_gradient_model(model, ["w"]), x=X, w=w.astype(np.float32))
+    np.testing.assert_allclose(results["w_grad"], expected, rtol=1e-5)
+
+
+def test_a_product_and_a_norm_two_functions_deep() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "my": 1]>
+        g (float[2,3] x, float[2,3] dy, float[3,3] w, float[3] s) => (float loss) {
+        y = my.block(x, w, s)  z = Mul(y, dy)  loss = ReduceSum<keepdims=0>(z) }
+        <domain: "my", opset_import: ["": 18, "my": 1]> block (a, b, c) => (d) { t = my.normed(a, b, c)  d = Add(t, a) }
+        <domain: "my", opset_import: ["": 18]> normed (a, b, c) => (d) { t = MatMul(a, b)  d = LayerNormalization <axis=-1>(t, c) }""")
+    training = build_gradient_model(model, ["w", "s", "x"])
+    onnx.checker.check_model(training, full_check=True)
+    assert operators(training).count("AddLayerNormGrad") == 1
+    generator = np.random.default_rng(1)
+    feeds = {
+        name: generator.standard_normal(shape).astype(np.float32)
+        for name, shape in {"x": (2, 3), "dy": (2, 3), "w": (3, 3), "s": (3,)}.items()
+    }
+    tensors = {
+        name: torch.tensor(value, dtype=torch.float64, requires_grad=name != "dy")
+        for name, value in feeds.items()
+    }
+    y = torch.nn.functional.layer_norm(tensors["x"] @ tensors["w"], (3,), tensors["s"]) + tensors["x"]
+    (y * tensors["dy"]).sum().backward()
+    results = run(training, **feeds)
+    for name in ("w", "s", "x"):
+        expected = tensors[name].grad.numpy()
+        np.testing.assert_allclose(
+            results[f"{name}_grad"], expected, rtol=0, atol=2e-5 * max(1, np.abs(expected).max())
+        )

@@ -13,7 +13,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import ort_ops
-from ort_ops.gradient import build_gradient_model
+from ort_ops.gradient import GradientError, build_gradient_model
 from ort_ops.operators import REFERENCE_OPS
 
 GENERATOR = np.random.default_rng(7)
@@ -226,3 +226,67 @@ def test_the_rms_norm_that_the_runtime_keeps_in_the_default_domain(opset: int) -
     expected = rstd * (g - x * rstd**2 * (g * x).mean(axis=-1, keepdims=True))
     np.testing.assert_allclose(results["x_grad"], expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(results["s_grad"], (dy * x * rstd).sum(axis=(0, 1)), rtol=0, atol=2e-6)
+
+
+def test_token_numbers_truth_values_and_places_get_no_gradient_nodes() -> None:
+    """Token numbers that are looked up, a mask of comparisons, and the places that TopK returns, as a feature."""
+    model = parse("""g (int64[2,3] tokens) => (float loss) {
+        e = Gather(w, tokens)  pad = Constant<value_int=0>()  same = Equal(tokens, pad)  real = Not(same)
+        kept = Cast<to=1>(real)  last = Constant<value_ints=[2]>()  m = Unsqueeze(kept, last)  y = Mul(e, m)
+        two = Constant<value_ints=[2]>()  best, places = TopK<axis=2>(y, two)  f = Cast<to=1>(places)
+        z = Mul(best, f)  loss = ReduceSum<keepdims=0>(z) }""")
+    w = GENERATOR.standard_normal((5, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    training = build_gradient_model(model, ["w"])
+    onnx.checker.check_model(training, full_check=True)
+    kinds = {
+        info.name: info.type.tensor_type.elem_type
+        for info in onnx.shape_inference.infer_shapes(training).graph.value_info
+    }
+    gradients = [name for name in kinds if name.endswith("_grad")]
+    assert gradients and all(kinds[name] == onnx.TensorProto.FLOAT for name in gradients)
+    with pytest.raises(GradientError, match="'tokens' \\(int64\\)"):
+        build_gradient_model(model, ["tokens"])
+    tokens = np.array([[1, 0, 4], [4, 0, 2]])
+    gradient = run(training, tokens=tokens, w=w)["w_grad"]
+    expected = np.zeros((5, 4))
+    for token in tokens.reshape(-1):
+        if token:
+            places = np.argsort(-w[token])[:2]
+            expected[token, places] += places
+    np.testing.assert_array_equal(gradient, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("declared", ["loss", "loss, p"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ignored_labels_of_every_position_and_weight(
+    reduction: str, ignored: int, declared: str, weighted: bool
+) -> None:
+    """Logits [batch, classes, positions]: the gradient is exactly zero where the label is ignored, and the mean is over the weights that count."""
+    output = "each" if reduction == "none" else "loss"
+    model = parse(f"""g (float[2,5,3] x, int64[2,3] l{", float[5] w" if weighted else ""}) => (float loss) {{
+        {declared.replace("loss", output)} = SoftmaxCrossEntropyLoss<reduction="{reduction}", ignore_index={ignored}>(x, l{", w" if weighted else ""})
+        {"loss = ReduceSum<keepdims=0>(each)" if reduction == "none" else ""} }}""")
+    x = GENERATOR.standard_normal((2, 5, 3)).astype(np.float32)
+    labels = np.array([[1, ignored, 4], [ignored, 0, 3]])
+    weights = np.array([0.5, 2, 3, 1, 0.25], np.float32) if weighted else np.ones(5, np.float32)
+    gradient = run(build_gradient_model(model, ["x"]), x=x, l=labels, w=weights)["x_grad"]
+    soft = np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(axis=1, keepdims=True)
+    scale = np.where(labels == ignored, 0.0, weights[labels % 5])
+    if reduction == "mean":
+        scale = scale / scale.sum()
+    expected = (soft - np.eye(5)[labels % 5].transpose(0, 2, 1)) * scale[:, None]
+    np.testing.assert_array_equal(gradient.transpose(0, 2, 1)[labels == ignored], 0)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("declared", ["loss", "loss, p"])
+def test_positions_that_are_all_ignored_have_gradients_of_zeros(reduction: str, declared: str) -> None:
+    model = parse(f"""g (float[2,5,3] x, int64[2,3] l, float[5] w) => (float loss) {{
+        {declared} = SoftmaxCrossEntropyLoss<reduction="{reduction}", ignore_index=2>(x, l, w) }}""")
+    x = GENERATOR.standard_normal((2, 5, 3)).astype(np.float32)
+    feeds = {"l": np.full((2, 3), 2), "w": np.ones(5, np.float32)}
+    np.testing.assert_array_equal(run(build_gradient_model(model, ["x"]), x=x, **feeds)["x_grad"], 0)
