@@ -693,6 +693,17 @@ case(
     constants={"n": i(1, 1, 7, 3)},
     linear=True,
 )
+# sizes whose common scale leads to a size rounded up, rounded down, and to one that is as before
+for policy in ("not_larger", "not_smaller"):
+    for mode in ("nearest", "linear", "cubic"):
+        for label, sizes in {"up": (7, 8), "down": (3, 3), "near": (4, 6)}.items():
+            case(
+                f"Resize-{policy}-{mode}-{label}",
+                f'y = Resize<mode="{mode}", axes=[2, 3], keep_aspect_ratio_policy="{policy}", coordinate_transformation_mode="{"asymmetric" if label == "up" else "half_pixel"}">(x, , , n)',
+                x=f(1, 1, 4, 5),
+                constants={"n": i(*sizes)},
+                linear=True,
+            )
 case(
     "Resize-axes",
     'y = Resize<mode="linear", axes=[2, 3]>(x, , , n)',

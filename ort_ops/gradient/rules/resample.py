@@ -21,23 +21,30 @@ _RESIZE_ATTRIBUTES = (
 )
 
 
-@vjp("Resize", inputs=(0,), limits="keep_aspect_ratio_policy stretch; not through roi, scales or sizes")
+@vjp(
+    "Resize",
+    inputs=(0,),
+    limits="not through roi, scales or sizes; a keep_aspect_ratio_policy but stretch only with half_pixel or "
+    "asymmetric coordinates, without antialias and exclude_outside",
+)
 def resize(c: Vjp) -> Grads:
     """Each axis is a product with a matrix, which is what the same Resize makes of the identity: apply its
     transpose.
 
     So every mode is differentiated exactly as the runtime itself rounds and interpolates.
     """
-    if c.str_attr("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise c.fail("keep_aspect_ratio_policy must be 'stretch'; give the sizes that it leads to")
     x, rank = c.x(0), c.rank(c.x(0))
     axes = [axis % rank for axis in c.ints_attr("axes") or range(rank)]
+    scale = _common_scale(c, axes)
     gradient = c.dy()
     for place, axis in enumerate(axes):
         size, wanted = c.dim(x, axis), c.dim(c.y(), axis)
         if _stays(c, x, axis, place):
             continue
-        matrix = _resize_matrix(c, place, len(axes), size, wanted)
+        if scale is None:
+            matrix = _resize_matrix(c, place, len(axes), size, wanted)
+        else:
+            matrix = _scaled_matrix(c, scale, size, wanted)
         last = [*(other for other in range(rank) if other != axis), axis]
         back = [int(where) for where in np.argsort(last)]
         moved = c.op("MatMul", c.op("Transpose", gradient, perm=last), c.op("Transpose", matrix, perm=[1, 0]))
@@ -47,7 +54,9 @@ def resize(c: Vjp) -> Grads:
 
 def _stays(c: Vjp, x: ir.Value, axis: int, place: int) -> bool:
     """Whether an axis is surely left as it is."""
-    if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+    if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize" or not _stretches(
+        c
+    ):
         return False
     scales = c.known(2) if c.has(2) else None
     if scales is not None and scales.size:
@@ -57,13 +66,53 @@ def _stays(c: Vjp, x: ir.Value, axis: int, place: int) -> bool:
     return shape is not None and isinstance(shape[axis], int) and shape[axis] == x.shape[axis]
 
 
+def _stretches(c: Vjp) -> bool:
+    return not c.has(3) or c.str_attr("keep_aspect_ratio_policy", "stretch") == "stretch"
+
+
+def _common_scale(c: Vjp, axes: list[int]) -> ir.Value | None:
+    """The scale, [1], that a keep_aspect_ratio_policy chooses for all axes; None if each has its own."""
+    if _stretches(c):
+        return None
+    if (
+        c.str_attr("coordinate_transformation_mode", "half_pixel") not in ("half_pixel", "asymmetric")
+        or c.int_attr("antialias", 0)
+        or c.int_attr("exclude_outside", 0)
+    ):
+        raise c.fail(
+            "with a keep_aspect_ratio_policy other than 'stretch', coordinate_transformation_mode must be "
+            "'half_pixel' or 'asymmetric', antialias and exclude_outside 0; give the sizes that it leads to"
+        )
+    sizes = c.op("Gather", c.shape(c.x(0)), axes, axis=0)
+    scales = c.op("Div", c.cast(c.x(3), ir.DataType.FLOAT), c.cast(sizes, ir.DataType.FLOAT))
+    smallest = c.str_attr("keep_aspect_ratio_policy", "stretch") == "not_larger"
+    return c.op("ReduceMin" if smallest else "ReduceMax", scales, keepdims=1)
+
+
+def _identity(c: Vjp, size: ir.Value) -> ir.Value:
+    return c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
+
+
+def _resize_attributes(c: Vjp) -> dict[str, Any]:
+    return {name: c.node.attributes[name].value for name in _RESIZE_ATTRIBUTES if name in c.node.attributes}
+
+
+def _scaled_matrix(c: Vjp, scale: ir.Value, size: ir.Value, wanted: ir.Value) -> ir.Value:
+    """[size, wanted]: the identity of this axis's size, resized along its last axis by `scale`.
+
+    The policy rounds the wanted size up or down, a Resize by scales always down: so the identity's last
+    column is repeated, as what lies behind the end counts in any case, until there are enough.
+    """
+    repeated = c.op("Pad", _identity(c, size), c.join([0], size), None, [1], mode="edge")
+    scales = c.op("Concat", c.emit.constant(np.ones(1, np.float32)), scale, axis=0)
+    resized = c.op("Resize", repeated, None, scales, **_resize_attributes(c))
+    return c.op("Slice", resized, [0], wanted, [1])
+
+
 def _resize_matrix(c: Vjp, place: int, count: int, size: ir.Value, wanted: ir.Value) -> ir.Value:
     """[size, wanted]: the identity of this axis's size, resized along its last axis as the node does this
     axis."""
-    identity = c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
-    attributes = {
-        name: c.node.attributes[name].value for name in _RESIZE_ATTRIBUTES if name in c.node.attributes
-    }
+    identity, attributes = _identity(c, size), _resize_attributes(c)
     roi = None
     if c.str_attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         picked = c.op("Gather", c.x(1), [place, place + count], axis=0)
@@ -100,8 +149,7 @@ def _roi_matrix(c: Vjp, axis: int, output_size: str) -> ir.Value:
     element of every region lies.
     """
     size = c.dim(c.x(0), axis)
-    identity = c.op("EyeLike", c.op("ConstantOfShape", c.join(size, size), value=c.emit.zero(c.dtype)))
-    image = c.op("Unsqueeze", identity, [0, 5 - axis])
+    image = c.op("Unsqueeze", _identity(c, size), [0, 5 - axis])
     x1, y1, x2, y2 = c.multi("Split", c.x(1), num_outputs=4, axis=1, outputs=4)
     start = c.zeros_like(x1)
     end = c.op("Add", start, 0.5 / c.float_attr("spatial_scale", 1.0))
