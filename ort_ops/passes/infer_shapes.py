@@ -76,6 +76,9 @@ def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return [make("LayerNormalization", inputs[:2], [outputs[0], "", *outputs[1:]])]
     if node.op_type in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu"):
         return [make("Identity", inputs[:1], outputs)]
+    if node.op_type == "FusedGemm":
+        transposed = {a.name: a.i for a in node.attribute if a.name in ("transA", "transB")}
+        return [make("Gemm", inputs, outputs, **transposed)]
     if node.op_type == "FusedMatMul":
         flags = {attribute.name: attribute.i for attribute in node.attribute}
         left = "...ji" if flags.get("transA") else "...ij"

@@ -817,6 +817,17 @@ for trans_a in (0, 1):
             domains=MS,
             linear=True,
         )
+for activation in ("Relu", "LeakyRelu", "Tanh", "Sigmoid"):
+    slope = ", activation_alpha=0.3" if activation == "LeakyRelu" else ""
+    case(
+        f"ms.FusedGemm-{activation}",
+        f'y = com.microsoft.FusedGemm<activation="{activation}"{slope}, alpha=0.5, beta=1.5, transB=1>(a, b, c)',
+        a=f(2, 3),
+        b=f(4, 3, seed=1),
+        c=f(4, seed=2),
+        domains=MS,
+        single=True,
+    )
 for label, outputs in {"": ("y",), "-sum": ("y", "t")}.items():
     case(
         f"ms.SkipLayerNormalization{label}",

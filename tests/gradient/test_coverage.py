@@ -28,7 +28,8 @@ STANDARD = """
     Unsqueeze Where
 """.split()
 RUNTIME = """
-    BiasGelu FastGelu FusedMatMul Gelu QuickGelu SkipLayerNormalization SkipSimplifiedLayerNormalization
+    BiasGelu FastGelu FusedGemm FusedMatMul Gelu QuickGelu SkipLayerNormalization
+    SkipSimplifiedLayerNormalization
 """.split()
 
 WITHOUT_RULE = {

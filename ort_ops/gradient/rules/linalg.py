@@ -100,8 +100,12 @@ def swap_last(c: Vjp, value: ir.Value, rank: int) -> ir.Value:
 
 @vjp("Gemm")
 def gemm(c: Vjp) -> Grads:
-    """Y = alpha A' B' + beta C, with A' and B' transposed or not."""
-    a, b, dy = c.x(0), c.x(1), c.dy()
+    return gemm_gradients(c, c.dy())
+
+
+def gemm_gradients(c: Vjp, dy: ir.Value) -> Grads:
+    """Gradients of A, B and C by Y = alpha A' B' + beta C, with A' and B' transposed or not."""
+    a, b = c.x(0), c.x(1)
     trans_a, trans_b = c.int_attr("transA", 0), c.int_attr("transB", 0)
     alpha, beta = c.float_attr("alpha", 1.0), c.float_attr("beta", 1.0)
     scale = None if alpha == 1.0 else alpha

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 from ort_ops.gradient.rules.activation import erf_gelu_slope, sigmoid_gate_slope, tanh_gelu_slope
-from ort_ops.gradient.rules.linalg import matmul_gradients
+from ort_ops.gradient.rules.linalg import gemm_gradients, matmul_gradients
 from ort_ops.gradient.rules.norm import fused_layer_norm_gradient, rms_norm_gradient, trailing_axes
 
 DOMAIN = "com.microsoft"
@@ -48,6 +48,30 @@ def fused_matmul(c: Vjp) -> Grads:
     alpha = c.float_attr("alpha", 1.0)
     dy = c.dy() if alpha == 1.0 else c.op("Mul", c.dy(), alpha)
     return matmul_gradients(c, dy, bool(c.int_attr("transA", 0)), bool(c.int_attr("transB", 0)))
+
+
+@vjp("FusedGemm", domain=DOMAIN, limits="activation Relu, LeakyRelu, Tanh or Sigmoid")
+def fused_gemm(c: Vjp) -> Grads:
+    """A Gemm and an activation, whose slope follows from its result."""
+    y, activation = c.y(), c.str_attr("activation", "")
+    if activation == "Relu":
+        slope = c.cast(c.op("Greater", y, 0.0), c.dtype)
+    elif activation == "LeakyRelu":
+        slope = c.op(
+            "Where",
+            c.op("Greater", y, 0.0),
+            c.emit.scalar(1.0, c.dtype),
+            c.float_attr("activation_alpha", 0.01),
+        )
+    elif activation == "Tanh":
+        slope = c.op("Sub", 1.0, c.op("Mul", y, y))
+    elif activation == "Sigmoid":
+        slope = c.op("Mul", y, c.op("Sub", 1.0, y))
+    else:
+        raise c.fail(
+            f"the activation {activation!r} is not supported; only Relu, LeakyRelu, Tanh and Sigmoid"
+        )
+    return gemm_gradients(c, c.op("Mul", c.dy(), slope))
 
 
 @vjp("SkipLayerNormalization", domain=DOMAIN, inputs=(0, 1, 2, 3, 4))
