@@ -220,6 +220,7 @@ def describe() -> dict[str, str]:
         "library version": library.ort_ops_version().decode(),
         "CPU instruction sets": library.ort_ops_cpu_targets().decode(),
         "instruction set in use": library.ort_ops_cpu_target().decode(),
+        **_describe_cuda(library),
     }
     for package in (
         "onnxruntime",
@@ -236,5 +237,22 @@ def describe() -> dict[str, str]:
         facts["execution providers"] = ", ".join(_import_onnxruntime().get_available_providers())
     except ImportError as error:
         facts["execution providers"] = str(error)
-    facts["AddLayerNormGrad"] = "CPU kernel: float, float16, bfloat16"
     return facts
+
+
+def _describe_cuda(library: ctypes.CDLL) -> dict[str, str]:
+    """What the CUDA kernels were built for, and the device that they would run on or why they cannot."""
+    library.ort_ops_cuda_architectures.restype = ctypes.c_char_p
+    architectures = library.ort_ops_cuda_architectures().decode()
+    if not architectures:
+        return {"AddLayerNormGrad": "CPU kernel: float, float16, bfloat16", "CUDA": "built without"}
+    description = ctypes.create_string_buffer(256)
+    if library.ort_ops_cuda_device(description, ctypes.c_size_t(len(description))) == 0:
+        device = description.value.decode()
+    else:
+        device = f"none can be used: {library.ort_ops_last_error().decode()}"
+    return {
+        "AddLayerNormGrad": "CPU and CUDA kernels: float, float16, bfloat16",
+        "CUDA architectures": architectures,
+        "CUDA device": device,
+    }

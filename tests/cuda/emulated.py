@@ -1,8 +1,8 @@
 """The CUDA kernels compiled for the host (emulation/cuda_runtime.h), behind the product's own C interface.
 
 No GPU takes part. What this can show: right numbers on every launch path, and freedom from divergent
-barriers, from uninitialised shared memory, from stray accesses, and from races that some order of the threads brings to
-light. What it cannot: speed, and what a GPU's memory model allows beyond any order of whole steps.
+barriers, from uninitialised shared memory, from stray accesses, and from races that some order of the threads
+brings to light. What it cannot: speed, and what a GPU's memory model allows beyond any order of whole steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launches that are planned, without launching any: within each device's limits, covering all elements."""
+"""The planned launches, without launching any: within each device's limits, covering all elements."""
 
 from __future__ import annotations
 
