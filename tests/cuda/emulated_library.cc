@@ -19,6 +19,7 @@ const cuda_emulation::SharedMemory named(shared_memory, sizeof(shared_memory));
 
 extern "C" void emulation_set_device(int multiprocessors, int shared_bytes_per_multiprocessor,
                                      int shared_bytes_per_block) {
+  cuda_emulation::UseAnotherDevice();
   cuda_emulation::settings.multiprocessors = multiprocessors;
   cuda_emulation::settings.shared_bytes_per_multiprocessor = shared_bytes_per_multiprocessor;
   cuda_emulation::settings.shared_bytes_per_block = shared_bytes_per_block;

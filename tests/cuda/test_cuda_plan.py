@@ -68,10 +68,11 @@ def test_every_launch_is_within_the_devices_limits(library: EmulatedLibrary, dev
             assert (plan["tiles"] - 1) * tile_cols < cols <= plan["tiles"] * tile_cols
             assert plan["tile_threads"] % 32 == 0 and plan["tile_threads"] <= 256
             assert (plan["parts"] - 1) * plan["rows_per_part"] < rows <= plan["parts"] * plan["rows_per_part"]
+            assert plan["parts"] <= 32 * device.multiprocessors
             assert plan["row_sums_offset"] % 16 == 0 and plan["row_sums_offset"] >= partial_bytes
             assert plan["workspace_bytes"] == plan["row_sums_offset"] + rows * plan["splits"] * 8
             # As the header says.
-            row_sums_limit = 8 * rows + 256 * 64 * device.multiprocessors
+            row_sums_limit = 8 * rows + 32 * device.multiprocessors
             assert rows * plan["splits"] * 8 <= row_sums_limit
 
 

@@ -49,8 +49,9 @@ typedef struct OrtOpsAddLayerNormGradCudaExecutor OrtOpsAddLayerNormGradCudaExec
 
 /* Phase one, as above, for the calling thread's current device; the tensors' data are pointers into its memory.
  *
- * The workspace is 8 * cols bytes for each block that works on rows, at most 10 on a multiprocessor, and where rows are read twice (wider than
- * 16384 columns, or no multiple of 16 aligned bytes, or far fewer than multiprocessors) up to 8 * rows + 256 * multiprocessors more.
+ * The workspace has 8 * cols bytes for each block that works on rows, which are at most 32 on a multiprocessor.
+ * Where rows are read twice (more than 16384 columns, no whole number of aligned 16-byte pieces, or far fewer
+ * rows than multiprocessors), it has up to 8 * rows + 32 * multiprocessors bytes more.
  */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x1, const OrtOpsTensor* x2, const OrtOpsTensor* rstd,
@@ -58,12 +59,13 @@ ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
     const OrtOpsTensor* dgamma, const OrtOpsTensor* dbeta, size_t* workspace_bytes,
     OrtOpsAddLayerNormGradCudaExecutor** executor);
 
-/* Phase two: enqueues the kernels on `stream` (a cudaStream_t, NULL for the default one) of the device of phase one and
- * returns; it neither allocates nor waits, and may be captured into a CUDA graph. `workspace` (device memory, 16-byte aligned) must
- * stay until the kernels have run. The same bits for the same inputs on the same kind of device, run after run. */
-ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t workspace_bytes,
-                                                             const OrtOpsAddLayerNormGradCudaExecutor* executor,
-                                                             void* stream);
+/* Phase two: enqueues the kernels on `stream` (a cudaStream_t, NULL for the default one) of the device of phase
+ * one and returns; it neither allocates nor waits, and may be captured into a CUDA graph. `workspace` (device
+ * memory, 16-byte aligned) must stay until the kernels have run. The same bits for the same inputs at equally
+ * aligned addresses on the same kind of device, run after run. */
+ORT_OPS_EXPORT OrtOpsStatus
+ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t workspace_bytes,
+                                 const OrtOpsAddLayerNormGradCudaExecutor* executor, void* stream);
 
 /* Frees an executor, which no enqueued kernel needs any more; NULL is allowed. */
 ORT_OPS_EXPORT void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor* executor);

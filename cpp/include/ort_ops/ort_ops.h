@@ -1,7 +1,8 @@
 /* Types and functions shared by every operator of the C interface.
  *
  * The interface needs no ONNX Runtime. An operator is called in two phases: NAME_get_workspace_size checks every
- * argument and makes an executor (the plan); NAME_cpu runs it. (On CUDA: NAME_cuda_get_workspace_size and NAME_cuda.) All functions return an OrtOpsStatus and never throw.
+ * argument and makes an executor (the plan); NAME_cpu runs it. On CUDA they are NAME_cuda_get_workspace_size and
+ * NAME_cuda. All functions return an OrtOpsStatus and never throw.
  */
 #ifndef ORT_OPS_ORT_OPS_H_
 #define ORT_OPS_ORT_OPS_H_
@@ -68,8 +69,8 @@ ORT_OPS_EXPORT const char* ort_ops_cpu_target(void);
  * for finding out what an instruction set is worth; not while a kernel runs. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_use_cpu_target(const char* name);
 
-/* The architectures that the CUDA kernels were compiled for, separated by commas, e.g. "sm_80,sm_90,compute_120" (the last one: a
- * form that the driver compiles for newer devices). Empty in a library built without CUDA. */
+/* The architectures that the CUDA kernels were compiled for, separated by commas, e.g. "sm_80,sm_90,compute_90"
+ * (the last one: a form that the driver compiles for newer devices). Empty in a library built without CUDA. */
 ORT_OPS_EXPORT const char* ort_ops_cuda_architectures(void);
 
 /* Writes the name of the calling thread's current CUDA device, or fails where there is none that can run this library's

@@ -12,9 +12,6 @@
 namespace ort_ops::add_layer_norm_grad {
 namespace {
 
-// More dynamic shared memory than this must be asked for.
-constexpr size_t kUnaskedSharedBytes = 48 << 10;
-
 struct Launch {
   dim3 grid;
   int threads;
@@ -25,12 +22,6 @@ struct Launch {
 template <class TArguments>
 OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& launch,
                    const TArguments& arguments) {
-  if (launch.shared_bytes > kUnaskedSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(launch.shared_bytes));
-    if (const auto status = CheckCuda(error, "asking for shared memory")) return status;
-  }
   cudaLaunchConfig_t config = {};
   config.gridDim = launch.grid;
   config.blockDim = dim3(static_cast<unsigned>(launch.threads));
@@ -72,6 +63,12 @@ OrtOpsStatus StartRowsInShared(const Problem& problem, const CudaPlan& plan, voi
   const auto kernel = config.cols_per_thread == 8    ? RowsInShared<T, 8>
                       : config.cols_per_thread == 16 ? RowsInShared<T, 16>
                                                      : RowsInShared<T, 32>;
+  // The limit belongs to the kernel, not to the launch: were each launch to set its own size, another
+  // thread's would be refused in between.
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           config.shared_bytes_limit);
+  if (const auto status = CheckCuda(error, "asking for shared memory")) return status;
   const Launch launch = {Grid(config.blocks), config.threads_per_row * config.rows_per_block,
                          config.shared_bytes, stream};
   return Start(kernel, "RowsInShared", launch, arguments);

@@ -99,6 +99,7 @@ bool PlanRowsInShared(const Problem& problem, const CudaDevice& device, CudaPlan
   config.stages =
       static_cast<int>(std::min<int64_t>((bytes_per_block - sums_and_gamma_bytes) / stage_bytes, kMaxStages));
   config.shared_bytes = static_cast<size_t>(config.stages * stage_bytes + sums_and_gamma_bytes);
+  config.shared_bytes_limit = device.shared_bytes_per_block;
   config.blocks = std::min(CeilDiv(problem.rows, config.rows_per_block),
                            int64_t{device.multiprocessors} * resident_blocks);
   plan->path = CudaPath::kRowsInShared;

@@ -33,6 +33,7 @@ struct RowsInSharedConfig {
                        // memory for the others
   int64_t blocks;
   size_t shared_bytes;
+  int shared_bytes_limit;  // the device's
 };
 
 struct TwoReadsConfig {

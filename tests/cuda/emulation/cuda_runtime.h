@@ -179,6 +179,9 @@ struct Settings {
 
 extern Settings settings;
 
+// Forgets what was set on the device before.
+void UseAnotherDevice();
+
 // The launches since the last call, a line each: the kernel, its grid, block and bytes of shared memory.
 const char* TakeLaunches();
 

@@ -286,6 +286,8 @@ SharedMemory::SharedMemory(void* memory, size_t bytes) {
   shared = {static_cast<unsigned char*>(memory), bytes};
 }
 
+void UseAnotherDevice() { asked_shared_bytes.clear(); }
+
 const char* TakeLaunches() {
   static std::string taken;
   taken.swap(launches);
@@ -441,7 +443,12 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
     Fail("%d bytes of shared memory of %d", value, settings.shared_bytes_per_block);
     return cudaErrorInvalidValue;
   }
-  asked_shared_bytes[kernel] = static_cast<size_t>(value);
+  size_t& asked = asked_shared_bytes[kernel];
+  if (static_cast<size_t>(value) < asked) {
+    Fail("%d bytes of shared memory after %zu, which another thread may count on", value, asked);
+    return cudaErrorInvalidValue;
+  }
+  asked = static_cast<size_t>(value);
   return cudaSuccess;
 }
 
