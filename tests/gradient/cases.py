@@ -482,6 +482,28 @@ case(
     x=f(1, 1, 5, 4),
     linear=True,
 )
+DEFORMED = {
+    "plain": ((1, 2, 4, 5), (3, 2, 2, 2), (3, 4), "", 1), "everything": ((2, 4, 5, 4), (4, 2, 2, 3), (3, 3), "group=2, offset_group=2, strides=[2, 1], dilations=[1, 2], pads=[1, 1, 1, 2]", 2),
+}  # fmt: skip
+for label, (x, w, places, attributes, offset_groups) in DEFORMED.items():
+    elements = offset_groups * w[2] * w[3]
+    spaced = f"<{attributes}>" if attributes else ""
+    tensors = {
+        "x": f(*x),
+        "w": f(*w, seed=1),
+        "o": f(x[0], 2 * elements, *places, low=-0.9, high=1.1, seed=2),
+    }
+    case(f"DeformConv-{label}", f"y = DeformConv{spaced}(x, w, o)", opset=19, dynamic=False, **tensors)
+    bias, mask = f(w[0], seed=3), f(x[0], elements, *places, seed=4)
+    case(
+        f"DeformConv-{label}-mask",
+        f"y = DeformConv{spaced}(x, w, o, b, m)",
+        opset=22,
+        dynamic=False,
+        b=bias,
+        m=mask,
+        **tensors,
+    )
 case("MaxPool-dilated", "y = MaxPool<kernel_shape=[2,2], dilations=[2,1]>(x)", x=f(1, 1, 5, 4))
 case("MaxPool-1d", "y = MaxPool<kernel_shape=[3], strides=[2]>(x)", x=f(1, 2, 7))
 case("GlobalAveragePool", "y = GlobalAveragePool(x)", x=f(2, 3, 4, 2))

@@ -35,7 +35,6 @@ RUNTIME = """
 WITHOUT_RULE = {
     "If": "the branch that is taken is known at run time only; one with a constant condition is folded",
     "Loop": "control flow, refused by name",
-    "DeformConv": "no rule yet",
     "MaxRoiPool": "no rule yet",
     "ConcatFromSequence": "sequences",
     "Optional": "sequences",

@@ -166,7 +166,7 @@ def _weight_gradient(
     return c.op("Transpose", product, perm=[1, 0, *space])
 
 
-def _bias_gradient(c: Vjp, dy: ir.Value, rank: int) -> ir.Value:
+def bias_gradient(c: Vjp, dy: ir.Value, rank: int) -> ir.Value:
     return c.op("ReduceSum", dy, [0, *range(2, 2 + rank)], keepdims=0)
 
 
@@ -180,7 +180,7 @@ def conv(c: Vjp) -> Grads:
     if c.wants(1):
         assert weight.shape is not None
         dw = _weight_gradient(c, x, dy, window, group, weight.shape[1], c.y())
-    return dx, dw, _bias_gradient(c, dy, len(window.kernel)) if c.wants(2) else None
+    return dx, dw, bias_gradient(c, dy, len(window.kernel)) if c.wants(2) else None
 
 
 @vjp("ConvTranspose", limits="with auto_pad or output_shape the input's spatial size must be known")
@@ -202,7 +202,7 @@ def conv_transpose(c: Vjp) -> Grads:
     if c.wants(1):
         assert weight.shape is not None
         dw = _weight_gradient(c, dy, x, window, group, weight.shape[1], x)
-    return dx, dw, _bias_gradient(c, dy, rank) if c.wants(2) else None
+    return dx, dw, bias_gradient(c, dy, rank) if c.wants(2) else None
 
 
 class _TransposedWindow(_Window):

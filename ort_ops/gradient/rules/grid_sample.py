@@ -40,17 +40,17 @@ def grid_sample(c: Vjp) -> Grads:
         position, slope = _position(c, grid, dims - 1 - axis, sizes[axis])
         positions.append(position)
         stretch.append(slope)
-    taps = [_taps(c, position, size) for position, size in zip(positions, sizes, strict=True)]
-    dy = _flat(c, c.dy(), 2)
-    values = _flat(c, x, 2)
+    along = [taps(c, position, size) for position, size in zip(positions, sizes, strict=True)]
+    dy = flat(c, c.dy(), 2)
+    values = flat(c, x, 2)
     total = c.op("ConstantOfShape", c.op("Shape", values), value=c.emit.zero(c.dtype))
     by_axis: list[ir.Value | None] = [None] * dims
-    for combination in itertools.product(*taps):
-        flat = combination[0].index
+    for combination in itertools.product(*along):
+        index = combination[0].index
         for tap, size in zip(combination[1:], sizes[1:], strict=True):
-            flat = c.op("Add", c.op("Mul", flat, size), tap.index)
-        places = c.op("Expand", c.op("Unsqueeze", flat, [1]), c.op("Shape", dy))
-        weight = _product(c, [tap.weight for tap in combination])
+            index = c.op("Add", c.op("Mul", index, size), tap.index)
+        places = c.op("Expand", c.op("Unsqueeze", index, [1]), c.op("Shape", dy))
+        weight = product(c, [tap.weight for tap in combination])
         if c.wants(0):
             updates = c.op("Mul", dy, c.op("Unsqueeze", weight, [1]))
             total = c.op("ScatterElements", total, places, updates, axis=2, reduction="add")
@@ -61,7 +61,7 @@ def grid_sample(c: Vjp) -> Grads:
                 if tap.slope is None:
                     continue
                 others = [other.weight for place, other in enumerate(combination) if place != axis]
-                part = c.op("Mul", seen, _product(c, [tap.slope, *others]))
+                part = c.op("Mul", seen, product(c, [tap.slope, *others]))
                 so_far = by_axis[axis]
                 by_axis[axis] = part if so_far is None else c.op("Add", so_far, part)
     parts = []
@@ -73,12 +73,12 @@ def grid_sample(c: Vjp) -> Grads:
     return c.like(total, x), dgrid
 
 
-def _flat(c: Vjp, value: ir.Value, kept: int) -> ir.Value:
+def flat(c: Vjp, value: ir.Value, kept: int) -> ir.Value:
     """`value` with all but its first `kept` axes joined."""
     return c.op("Reshape", value, c.join(*(c.dim(value, axis) for axis in range(kept)), [-1]))
 
 
-def _product(c: Vjp, factors: list[ir.Value]) -> ir.Value:
+def product(c: Vjp, factors: list[ir.Value]) -> ir.Value:
     product = factors[0]
     for factor in factors[1:]:
         product = c.op("Mul", product, factor)
@@ -87,7 +87,7 @@ def _product(c: Vjp, factors: list[ir.Value]) -> ir.Value:
 
 def _position(c: Vjp, grid: ir.Value, column: int, size: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Where the samples lie along an axis, in elements, [N, P], and the derivative of that by the grid."""
-    coordinate = _flat(c, c.op("Gather", grid, c.emit.constant(np.array(column)), axis=-1), 1)
+    coordinate = flat(c, c.op("Gather", grid, c.emit.constant(np.array(column)), axis=-1), 1)
     length = c.cast(size, c.dtype)
     one = c.op("Add", coordinate, 1.0)
     if c.int_attr("align_corners", 0):
@@ -127,7 +127,8 @@ def _reflected(c: Vjp, position: ir.Value, length: ir.Value) -> tuple[ir.Value, 
     return c.op("Sub", back, shift), c.op("Where", beyond, c.op("Neg", one), one)
 
 
-def _taps(c: Vjp, position: ir.Value, size: ir.Value) -> list[_Tap]:
+def taps(c: Vjp, position: ir.Value, size: ir.Value) -> list[_Tap]:
+    """The places along an axis of length `size` that a sample at `position`, [N, P], is made from."""
     mode = c.str_attr("mode", "linear")
     if mode == "nearest":
         nearest = c.op("Round", position)
@@ -141,16 +142,16 @@ def _taps(c: Vjp, position: ir.Value, size: ir.Value) -> list[_Tap]:
             _placed(c, first, c.op("Sub", 1.0, t), c.op("Neg", one), size),
             _placed(c, c.op("Add", first, 1.0), t, one, size),
         ]
-    taps = []
+    found = []
     for offset in (-1, 0, 1, 2):
         distance = c.op("Sub", t, float(offset))
         weight, slope = _cubic(c, c.op("Abs", distance), near=offset in (0, 1))
-        taps.append(
+        found.append(
             _placed(
                 c, c.op("Add", first, float(offset)), weight, c.op("Mul", slope, c.op("Sign", distance)), size
             )
         )
-    return taps
+    return found
 
 
 def _cubic(c: Vjp, d: ir.Value, near: bool) -> tuple[ir.Value, ir.Value]:
