@@ -201,7 +201,10 @@ def test_a_broadcast_add_before_the_norm(
     model = parse(f"""g (float[{dims("a", left)}] a, float[{dims("b", right)}] b, float[{B},{S},{H}] dy, float[{H}] gamma) => (float loss) {{
         s = Add(a, b)  y = LayerNormalization(s, gamma)  p = Mul(y, dy)  loss = ReduceSum<keepdims=0>(p) }}""")
     feeds = {"a": random(*left), "b": random(*right), "dy": random(B, S, H), "gamma": random(H)}
-    results = run(build_gradient_model(model, ["a", "b"]), feeds)
+    training = build_gradient_model(model, ["a", "b"])
+    (node,) = fused(training)
+    assert list(node.input[1:3]) == ["s", ""]  # the sum, so that the operator need not broadcast
+    results = run(training, feeds)
     ds, _ = layer_norm_gradient(feeds["a"] + feeds["b"], feeds["gamma"], feeds["dy"])
     for name in ("a", "b"):
         shape = feeds[name].shape
