@@ -61,11 +61,7 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_get_workspace_size(
   }
   alng::Problem problem;
   const alng::Tensors tensors = {dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta};
-  try {
-    if (const auto status = alng::MakeProblem(tensors, &problem)) return status;
-  } catch (const std::bad_alloc&) {
-    return Fail(ORT_OPS_OUT_OF_MEMORY, "no memory for the sentence that would say what is wrong with the arguments");
-  }
+  if (const auto status = alng::MakeProblem(tensors, &problem)) return status;
   const alng::Plan plan = alng::MakePlan(problem);
   *executor = new (std::nothrow) OrtOpsAddLayerNormGradExecutor{problem, plan};
   if (*executor == nullptr) return Fail(ORT_OPS_OUT_OF_MEMORY, "no memory for the executor");

@@ -2,7 +2,7 @@
 #include "add_layer_norm_grad/problem.h"
 
 #include <algorithm>
-#include <limits>
+#include <new>
 #include <string>
 
 #include "last_error.h"
@@ -186,7 +186,11 @@ void* DataOrNull(const OrtOpsTensor* tensor) { return tensor == nullptr ? nullpt
 }  // namespace
 
 OrtOpsStatus MakeProblem(const Tensors& t, Problem* problem) {
-  if (const auto status = CheckAll(t)) return status;
+  try {
+    if (const auto status = CheckAll(t)) return status;
+  } catch (const std::bad_alloc&) {
+    return Fail(ORT_OPS_OUT_OF_MEMORY, "no memory for the sentence that would say what is wrong with the arguments");
+  }
   const OrtOpsTensor& dy = *t.dy;
   const OrtOpsTensor& gamma = *t.gamma;
   // An empty tensor may have other dims as large as it likes: where any dim is 0 there are no rows.

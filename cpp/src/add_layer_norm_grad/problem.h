@@ -44,7 +44,7 @@ struct Tensors {
   const OrtOpsTensor* dbeta;
 };
 
-// Checks presence, types, ranks and shapes by the rules of ort_ops/add_layer_norm_grad.h.
+// Checks presence, types, ranks and shapes by the rules of ort_ops/add_layer_norm_grad.h. Throws nothing.
 OrtOpsStatus MakeProblem(const Tensors& tensors, Problem* problem);
 
 }  // namespace ort_ops::add_layer_norm_grad
