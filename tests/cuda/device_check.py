@@ -291,10 +291,9 @@ def torch_seconds(rows: int, cols: int, dtype: np.dtype, samples: int) -> dict[s
 
 def repeat_row(inputs: Inputs, rows: int) -> Inputs:
     """The only row of the inputs, so many times; no time is spent on random numbers."""
-    repeated = {
-        name: np.broadcast_to(array, (rows, *array.shape[1:])) for name, array in inputs.arrays().items()
-    }
-    return Inputs(**{**repeated, "gamma": inputs.gamma})
+    tables = {name: array for name, array in inputs.arrays().items() if name != "gamma"}
+    repeated = {name: np.broadcast_to(array, (rows, *array.shape[1:])) for name, array in tables.items()}
+    return Inputs(gamma=inputs.gamma, **repeated)
 
 
 def time_shapes(device: Device, tensor_bytes: int, samples: int) -> list[dict]:
