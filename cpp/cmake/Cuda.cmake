@@ -1,6 +1,6 @@
 # Sets ORT_OPS_CUDA_FOUND: whether the CUDA kernels are built. ORT_OPS_CUDA is ON (an error where nvcc is
-# missing), OFF, or AUTO. Enables the language CUDA for every architecture of the list that this nvcc knows, and
-# sets ORT_OPS_CUDA_ARCHITECTURES_TEXT to the list as ort_ops_cuda_architectures tells it.
+# missing), OFF, or AUTO. Enables the language CUDA for every architecture of the list that this nvcc knows,
+# and sets ORT_OPS_CUDA_ARCHITECTURES_TEXT to the list as ort_ops_cuda_architectures tells it.
 include(CheckLanguage)
 
 set(ORT_OPS_CUDA AUTO CACHE STRING "Build the CUDA kernels: ON, OFF, or AUTO (where nvcc is found)")

@@ -264,6 +264,12 @@ struct OwnVectors {
 
 enum StagedTensor { kStagedDy, kStagedX, kStagedX2, kStagedDsum };
 
+// Waits for all groups of this thread's copies but the `newer` latest ones.
+__device__ inline void WaitForCopies(int newer) {
+  __pipeline_wait_prior(newer);
+  asm volatile("" ::: "memory");  // the primitive itself lets the compiler read what was copied before it
+}
+
 // gamma is kept as float, whatever its type.
 template <int kCount>
 __device__ void KeepGamma(const OwnVectors& gamma, const float (&values)[kCount]) {
@@ -393,7 +399,7 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       // Newer than this item's copies: the rest of this row's and the other stages'.
-      __pipeline_wait_prior(arguments.stages * kItems - 1 - item);
+      WaitForCopies(arguments.stages * kItems - 1 - item);
       const int col = first_col + item * item_cols;
       if (!has_row || col >= cols) continue;
       float dy_i[kCount];

@@ -1,6 +1,6 @@
-// The numbers of this file decide about speed alone; the results are right for any of them. They follow from the
-// registers and the shared memory of today's devices and from what others published about similar kernels. None
-// has been timed on a device yet: tests/cuda/device_check.py does that.
+// The numbers of this file decide about speed alone; the results are right for any of them. They follow from
+// the registers and the shared memory of today's devices and from what others published about similar kernels.
+// None has been timed on a device yet: tests/cuda/device_check.py does that.
 #include "add_layer_norm_grad/cuda_plan.h"
 
 #include <algorithm>
