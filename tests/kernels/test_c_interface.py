@@ -22,7 +22,7 @@ from oracle import make_inputs
 FLOAT, FLOAT16, DOUBLE, BFLOAT16 = 1, 10, 11, 16
 
 
-def tensors(shape=(8, 128, 768), cols=None, data_type=FLOAT, norm_rank=1) -> dict[str, Tensor]:
+def tensors(shape=(8, 128, 768), data_type=FLOAT, norm_rank=1) -> dict[str, Tensor]:
     lead, norm = shape[: len(shape) - norm_rank], shape[len(shape) - norm_rank :]
     like_dy = {name: tensor(shape, data_type) for name in ("dy", "x1", "x2", "dsum", "dx")}
     statistics = {name: tensor((*lead, *([1] * norm_rank)), FLOAT) for name in ("rstd", "mean")}

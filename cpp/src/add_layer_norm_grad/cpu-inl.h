@@ -507,8 +507,7 @@ HWY_INLINE void WriteTile(const Block<T, TGamma>& block, const Tile& tile, Float
   }
 }
 
-// The same columns of `count` rows, one after the other; a row's scratch begins ScratchStride bytes behind
-// the last one's.
+// The same columns of the k-th row behind `first`, with a scratch of its own behind the rows' before it.
 template <class TKeep>
 HWY_INLINE Tile TileAt(const Tile& first, int64_t k) {
   const int64_t whole_groups = (first.end - first.begin + kGroup - 1) / kGroup * kGroup;
