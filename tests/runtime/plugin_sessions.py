@@ -59,7 +59,8 @@ def executed_operators(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) ->
 
 
 def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
-    """A figure of Linux about memory: VmRSS (in use by this process), VmHWM (the most so far), MemAvailable.
+    """A figure of Linux about memory: VmRSS (in use by this process), VmHWM (the most so far), VmSize (its
+    address space), VmPeak (the most so far), MemAvailable.
 
     (resource.getrusage would not do: a new process inherits its parent's maximum.)
     """
