@@ -1,37 +1,27 @@
 """The same plugin file and the same models in an old ONNX Runtime, in an interpreter of its own.
 
-That interpreter is named by the environment variable ORT_OPS_TEST_OLD_RUNTIME_PYTHON. It needs an older
-onnxruntime (1.19.2 comes with onnxruntime-training-cpu), onnxruntime-extensions, onnx and ml_dtypes; the
-plugin is copied to it.
+old_runtime.py says what that interpreter needs.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.helper
 import pytest
+from old_runtime import needs_old_runtime, run_in_old_runtime
 from operator_models import make_model
 from oracle import BFLOAT16, DTYPES, FLOAT, FLOAT16, Inputs, assert_matches, make_inputs
 from plugin_sessions import run_kernel
 
-import ort_ops
 from ort_ops.operators import embed_functions
 
-VARIABLE = "ORT_OPS_TEST_OLD_RUNTIME_PYTHON"
 SCRIPT = Path(__file__).with_name("old_runtime_script.py")
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get(VARIABLE),
-    reason=f"set {VARIABLE} to a Python with onnxruntime-training-cpu 1.19.2 (or another old onnxruntime), "
-    "onnxruntime-extensions, onnx and ml_dtypes",
-)
+pytestmark = needs_old_runtime
 
 GAMMA_TYPES = {FLOAT: [FLOAT], FLOAT16: [FLOAT16, FLOAT], BFLOAT16: [BFLOAT16, FLOAT]}
 
@@ -62,11 +52,6 @@ def cases():
 def folder(cases, tmp_path_factory) -> Path:
     """The cases, and beside them what the old runtime made of them."""
     folder = tmp_path_factory.mktemp("old_runtime")
-    package = folder / "package" / "ort_ops"
-    shutil.copytree(Path(ort_ops.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    library = Path(ort_ops.library_path())
-    for file in {library, *library.parent.glob("libhwy*")}:
-        shutil.copy(file, package)
     for name, (inputs, model) in cases.items():
         onnx.save(_with_float_in_place_of_bfloat16(model), folder / f"{name}.onnx")
         arrays = {
@@ -77,15 +62,8 @@ def folder(cases, tmp_path_factory) -> Path:
         # This runtime ignores overloads when it inlines bodies: without the plugin only complete nodes run.
         if model.functions and not model.functions[0].overload:
             (folder / f"{name}.body").touch()
-    done = subprocess.run(
-        [os.environ[VARIABLE], str(SCRIPT), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "version").write_text(done.stdout.strip())
+    printed = run_in_old_runtime(SCRIPT, folder)
+    (folder / "version").write_text(printed.strip())
     return folder
 
 
