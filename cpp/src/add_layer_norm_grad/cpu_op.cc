@@ -51,10 +51,10 @@ OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, 
   return threads.status != nullptr ? threads.status : ToOrtStatus(kernel, status);
 }
 
-OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Arguments& arguments) {
+OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Tensors& tensors) {
   size_t workspace_bytes = 0;
   OrtOpsAddLayerNormGradExecutor* executor = nullptr;
-  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = arguments;
+  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = tensors;
   const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(
       dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta, &workspace_bytes, &executor);
   if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);

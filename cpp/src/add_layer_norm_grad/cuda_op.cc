@@ -41,10 +41,10 @@ OrtStatus* RunOnStream(const Kernel& kernel, OrtKernelContext* context, size_t w
                      ort_ops_add_layer_norm_grad_cuda(workspace.get(), workspace_bytes, executor, stream));
 }
 
-OrtStatus* RunOnCuda(const Kernel& kernel, OrtKernelContext* context, const Arguments& arguments) {
+OrtStatus* RunOnCuda(const Kernel& kernel, OrtKernelContext* context, const Tensors& tensors) {
   size_t workspace_bytes = 0;
   OrtOpsAddLayerNormGradCudaExecutor* executor = nullptr;
-  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = arguments;
+  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = tensors;
   const OrtOpsStatus status = ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
       dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta, &workspace_bytes, &executor);
   if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);

@@ -18,7 +18,8 @@ namespace {
 enum Input : size_t { kDy, kX1, kX2, kRstd, kMean, kGamma, kDsum, kInputs };
 enum Output : size_t { kDx, kDgamma, kDbeta, kOutputs };
 
-// An input or output of the node; `tensor.dims` points into `dims`.
+// An input or output of the node; the `tensor.dims` of an input point into its `dims`, those of an output into
+// an input's.
 struct Value {
   std::vector<int64_t> dims;
   OrtOpsTensor tensor;
@@ -40,7 +41,7 @@ OrtStatus* ReadShape(const OrtApi& api, const OrtValue* ort_value, Value& value)
   return nullptr;
 }
 
-// `ort_value` may be null: the node leaves that input or output out.
+// `ort_value` may be null: the node leaves that input out.
 OrtStatus* ReadValue(const OrtApi& api, OrtValue* ort_value, Value& value) {
   if (ort_value == nullptr) return nullptr;
   if (OrtStatus* status = ReadShape(api, ort_value, value)) return status;
@@ -61,17 +62,24 @@ OrtStatus* ReadInputs(const OrtApi& api, const OrtKernelContext* context, Value 
   return nullptr;
 }
 
+// An output has the shape of dy or of gamma, and dx has dy's type: nothing of it need be asked back.
 OrtStatus* AllocateOutputs(const OrtApi& api, OrtKernelContext* context, const Value (&inputs)[kInputs],
                            Value (&outputs)[kOutputs]) {
   size_t count = 0;
   if (OrtStatus* status = api.KernelContext_GetOutputCount(context, &count)) return status;
   for (size_t i = 0; i < kOutputs && i < count; ++i) {
-    const std::vector<int64_t>& dims = inputs[i == kDx ? kDy : kGamma].dims;
+    const OrtOpsTensor& like = inputs[i == kDx ? kDy : kGamma].tensor;
     OrtValue* ort_value = nullptr;
-    if (OrtStatus* status = api.KernelContext_GetOutput(context, i, dims.data(), dims.size(), &ort_value)) {
+    if (OrtStatus* status =
+            api.KernelContext_GetOutput(context, i, like.dims, static_cast<size_t>(like.rank), &ort_value)) {
       return status;
     }
-    if (OrtStatus* status = ReadValue(api, ort_value, outputs[i])) return status;
+    if (ort_value == nullptr) continue;  // the node leaves it out
+    OrtOpsTensor& tensor = outputs[i].tensor;
+    tensor = like;
+    if (i != kDx) tensor.data_type = ORT_OPS_FLOAT;
+    if (OrtStatus* status = api.GetTensorMutableData(ort_value, &tensor.data)) return status;
+    outputs[i].tensor_or_null = &tensor;
   }
   return nullptr;
 }
@@ -81,12 +89,12 @@ OrtStatus* ComputeOrThrow(const Kernel& kernel, OrtKernelContext* context) {
   if (OrtStatus* status = ReadInputs(kernel.api, context, inputs)) return status;
   Value outputs[kOutputs];
   if (OrtStatus* status = AllocateOutputs(kernel.api, context, inputs, outputs)) return status;
-  const Arguments arguments = {inputs[kDy].tensor_or_null,      inputs[kX1].tensor_or_null,
-                               inputs[kX2].tensor_or_null,      inputs[kRstd].tensor_or_null,
-                               inputs[kMean].tensor_or_null,    inputs[kGamma].tensor_or_null,
-                               inputs[kDsum].tensor_or_null,    outputs[kDx].tensor_or_null,
-                               outputs[kDgamma].tensor_or_null, outputs[kDbeta].tensor_or_null};
-  return kernel.provider.run(kernel, context, arguments);
+  const Tensors tensors = {inputs[kDy].tensor_or_null,      inputs[kX1].tensor_or_null,
+                           inputs[kX2].tensor_or_null,      inputs[kRstd].tensor_or_null,
+                           inputs[kMean].tensor_or_null,    inputs[kGamma].tensor_or_null,
+                           inputs[kDsum].tensor_or_null,    outputs[kDx].tensor_or_null,
+                           outputs[kDgamma].tensor_or_null, outputs[kDbeta].tensor_or_null};
+  return kernel.provider.run(kernel, context, tensors);
 }
 
 OrtStatus* ORT_API_CALL Compute(void* self, OrtKernelContext* context) {

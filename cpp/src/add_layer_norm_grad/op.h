@@ -8,29 +8,16 @@
 #include <memory>
 #include <string>
 
+#include "add_layer_norm_grad/problem.h"
 #include "ort_ops/add_layer_norm_grad.h"
 
 namespace ort_ops::add_layer_norm_grad {
-
-// The values of one run of a node; null where the node leaves one out.
-struct Arguments {
-  const OrtOpsTensor* dy;
-  const OrtOpsTensor* x1;
-  const OrtOpsTensor* x2;
-  const OrtOpsTensor* rstd;
-  const OrtOpsTensor* mean;
-  const OrtOpsTensor* gamma;
-  const OrtOpsTensor* dsum;
-  const OrtOpsTensor* dx;
-  const OrtOpsTensor* dgamma;
-  const OrtOpsTensor* dbeta;
-};
 
 struct Kernel;
 
 struct Provider {
   const char* name;  // as the runtime calls it
-  OrtStatus* (*run)(const Kernel& kernel, OrtKernelContext* context, const Arguments& arguments);
+  OrtStatus* (*run)(const Kernel& kernel, OrtKernelContext* context, const Tensors& tensors);
 };
 
 extern const Provider kCpuProvider;

@@ -31,6 +31,7 @@ struct Problem {
 
 inline size_t ElementBytes(OrtOpsDataType type) { return type == ORT_OPS_FLOAT ? 4 : 2; }
 
+// The values of one call; null where the caller leaves one out.
 struct Tensors {
   const OrtOpsTensor* dy;
   const OrtOpsTensor* x1;
