@@ -9,6 +9,7 @@ again, on the same machine with the same number of threads.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -148,7 +149,7 @@ class Training:
             build_gradient_model(forward, requires_grad=list(checkpoint.parameters)),
             optimizer,
             checkpoint.parameters,
-            optimizer_state=checkpoint.optimizer_state or None,
+            optimizer_state={k: v for k, v in checkpoint.optimizer_state.items() if k != "step"} or None,
             step=checkpoint.step,
             session_options=options,
         )
@@ -184,15 +185,17 @@ class Training:
 
     def save(self, path: Path) -> None:
         state = {name: value.numpy() for name, value in self._runner.optimizer_state.items()}
+        state["step"] = np.array(self.step, np.int64)
         notes = {"run": self._identity(), "history": asdict(self.history)}
-        save_checkpoint(path, Checkpoint(self.parameters(), state, self.step, notes))
+        properties = {name: json.dumps(value) for name, value in notes.items()}
+        save_checkpoint(path, Checkpoint(self.parameters(), state, properties=properties))
 
     def _first_state(self) -> Checkpoint:
-        return Checkpoint(gpt.initial_parameters(self.config, self.settings.seed), {}, step=0)
+        return Checkpoint(gpt.initial_parameters(self.config, self.settings.seed))
 
     def _saved_state(self, path: Path) -> Checkpoint:
         checkpoint = load_checkpoint(path)
-        saved, wanted = checkpoint.notes["run"], self._identity()
+        saved, wanted = json.loads(str(checkpoint.properties["run"])), self._identity()
         if saved != wanted:
             differing = [key for key in wanted if saved.get(key) != wanted[key]]
             raise ValueError(
@@ -200,7 +203,7 @@ class Training:
                 f"{', '.join(f'{key} {saved.get(key)}' for key in differing)}, but now "
                 f"{', '.join(f'{key} is {wanted[key]}' for key in differing)}. Use the same options."
             )
-        history = checkpoint.notes["history"]
+        history = json.loads(str(checkpoint.properties["history"]))
         self.history = History(history["training"], [(step, loss) for step, loss in history["validation"]])
         return checkpoint
 

@@ -1,8 +1,8 @@
-"""Checkpoints: parameters, optimizer state and step in one safetensors file that is always whole.
+"""Checkpoints: parameters, optimizer state and properties in one safetensors file that is always whole.
 
-Tensors are stored as `parameters/<name>` and `optimizer/<name>`; the step and the caller's own notes are in
-the file's metadata. A file is written beside its final name and renamed, so a process killed while saving
-leaves the old checkpoint or the new one, never a part.
+Tensors are stored as `parameters/<name>` and `optimizer/<name>`; everything else is in the file's metadata. A
+file is written beside its final name and renamed, so a process killed while saving leaves the old checkpoint
+or the new one, never a part.
 """
 
 from __future__ import annotations
@@ -12,25 +12,43 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
+
+STEP = "step"
+"""Name of the optimizer's state that counts the updates made."""
 
 _METADATA_KEY = "ort_ops.checkpoint"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a training run after `step` updates. `notes` holds anything JSON can, for the caller's own
-    use.
+    """What a training run needs to go on.
+
+    parameters: every tensor that is not part of the graph itself, trained or frozen.
+    optimizer_state: the optimizer's tensors by the names of its model's inputs (`w_first_moment`, `step`,
+        ...). Empty when training starts, or when the optimizer's state was not saved.
+    learning_rate: what the optimizer used last; None when no optimizer has run.
+    frozen: names of the parameters that are not trained.
+    properties: the caller's own notes.
+    nominal: the checkpoint holds names, types and shapes of the parameters, but not their values: those must
+        be given before anything runs. The arrays in `parameters` are zeros then, without memory of their own.
     """
 
     parameters: Mapping[str, np.ndarray]
-    optimizer_state: Mapping[str, np.ndarray]
-    step: int
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_state: Mapping[str, np.ndarray] = field(default_factory=dict)
+    learning_rate: float | None = None
+    frozen: frozenset[str] = frozenset()
+    properties: Mapping[str, int | float | str] = field(default_factory=dict)
+    nominal: bool = False
+
+    @property
+    def step(self) -> int:
+        """Number of updates made, as the optimizer counts them; 0 without an optimizer's state."""
+        return int(self.optimizer_state.get(STEP, 0))
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -38,17 +56,29 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     missing.
 
     The same checkpoint always gives the same bytes. Raises OSError when the file cannot be written; what was
-    at `path` before is then untouched.
+    at `path` before is then untouched. Raises ValueError for properties that are not int, float or str, and
+    for a name in `frozen` that is no parameter.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {f"parameters/{name}": array for name, array in checkpoint.parameters.items()}
-    tensors |= {f"optimizer/{name}": array for name, array in checkpoint.optimizer_state.items()}
+    _check(checkpoint)
+    tensors = {f"optimizer/{name}": array for name, array in checkpoint.optimizer_state.items()}
+    state: dict[str, object] = {
+        "learning_rate": checkpoint.learning_rate,
+        "frozen": sorted(checkpoint.frozen),
+        "properties": dict(checkpoint.properties),
+    }
+    if checkpoint.nominal:
+        state["nominal"] = {
+            name: [array.dtype.name, list(array.shape)] for name, array in checkpoint.parameters.items()
+        }
+    else:
+        tensors |= {f"parameters/{name}": array for name, array in checkpoint.parameters.items()}
     # safetensors writes an array's memory as it lies: column-major or strided ones would come back wrong.
     tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     # One metadata entry only: safetensors writes several in an order that changes from one process to the
     # next.
-    metadata = {_METADATA_KEY: json.dumps({"step": checkpoint.step, "notes": dict(checkpoint.notes)})}
+    metadata = {_METADATA_KEY: json.dumps(state)}
+    path.parent.mkdir(parents=True, exist_ok=True)
     # safetensors' own save_file takes a random temporary name, so each killed process would leave another
     # file. This name is always the same: the next save overwrites what was left.
     temporary = path.with_name(path.name + ".tmp")
@@ -84,12 +114,45 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"save_checkpoint; it has {sorted(metadata) or 'none'}. Is it a checkpoint of a training run?"
         )
     state = json.loads(metadata[_METADATA_KEY])
+    parameters = _with_prefix(tensors, "parameters/")
+    if "nominal" in state:
+        parameters = {
+            name: np.broadcast_to(np.zeros((), _dtype(dtype)), shape)
+            for name, (dtype, shape) in state["nominal"].items()
+        }
     return Checkpoint(
-        parameters=_with_prefix(tensors, "parameters/"),
+        parameters=parameters,
         optimizer_state=_with_prefix(tensors, "optimizer/"),
-        step=state["step"],
-        notes=state["notes"],
+        learning_rate=state["learning_rate"],
+        frozen=frozenset(state["frozen"]),
+        properties=state["properties"],
+        nominal="nominal" in state,
     )
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    for name, value in checkpoint.properties.items():
+        check_property(name, value)
+    unknown = sorted(checkpoint.frozen - set(checkpoint.parameters))
+    if unknown:
+        raise ValueError(
+            f"save_checkpoint: frozen must name parameters of the checkpoint; it has no parameter "
+            f"{', '.join(unknown)}."
+        )
+
+
+def check_property(name: str, value: object) -> None:
+    """Raise ValueError for a property that a checkpoint cannot hold."""
+    # bool is an int to Python, but would come back as one that is no longer True or False.
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        raise ValueError(
+            f"A property of a checkpoint must be an int, a float or a str; '{name}' is a "
+            f"{type(value).__name__}. Turn it into a str, for example with json.dumps."
+        )
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _with_prefix(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

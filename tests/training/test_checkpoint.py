@@ -11,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -25,9 +26,18 @@ def example(step: int = 7) -> Checkpoint:
         "transposed": generator.normal(size=(3, 4)).astype(np.float32).T,
         "optimizer/odd": np.array(np.nan, np.float32),
         "empty": np.zeros((0, 2), np.float32),
+        "half": np.array([1.5, -2.0], np.float16),
+        "brain": np.array([1.5, -2.0], ml_dtypes.bfloat16),
     }
-    moments = {f"{name}_first_moment": np.ones_like(value) for name, value in parameters.items()}
-    return Checkpoint(parameters, moments, step, {"loss": [4.5, 0.1], "seed": 3, "text": "é"})
+    state = {f"{name}_first_moment": np.ones_like(value) for name, value in parameters.items()}
+    state["step"] = np.array(step, np.int64)
+    return Checkpoint(
+        parameters,
+        state,
+        learning_rate=0.1,
+        frozen=frozenset({"transposed", "empty"}),
+        properties={"loss": 0.1, "seed": 3, "text": "é"},
+    )
 
 
 def test_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -35,7 +45,11 @@ def test_comes_back_as_it_was(tmp_path: Path) -> None:
     save_checkpoint(path, example())
     loaded = load_checkpoint(str(path))
     assert loaded.step == 7
-    assert loaded.notes == {"loss": [4.5, 0.1], "seed": 3, "text": "é"}
+    assert loaded.learning_rate == 0.1
+    assert loaded.frozen == {"transposed", "empty"}
+    assert loaded.properties == {"loss": 0.1, "seed": 3, "text": "é"}
+    assert [type(loaded.properties[name]) for name in ("loss", "seed", "text")] == [float, int, str]
+    assert not loaded.nominal
     for got, expected in (
         (loaded.parameters, example().parameters),
         (loaded.optimizer_state, example().optimizer_state),
@@ -92,7 +106,8 @@ def test_a_killed_save_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         step = 0
         while True:
             tensors = {f"w{i}": np.full((64, 1024), step, np.float32) for i in range(8)}
-            save_checkpoint(sys.argv[1], Checkpoint(tensors, tensors, step))
+            state = {**tensors, "step": np.array(step)}
+            save_checkpoint(sys.argv[1], Checkpoint(tensors, state))
             if step == 0:
                 print("saved", flush=True)
             step += 1
@@ -114,13 +129,38 @@ def test_a_killed_save_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         killed_while_writing += path.with_name(path.name + ".tmp").exists()
         loaded = load_checkpoint(path)
         steps.add(loaded.step)
-        assert len(loaded.parameters) == len(loaded.optimizer_state) == 8
-        for tensor in (*loaded.parameters.values(), *loaded.optimizer_state.values()):
+        assert len(loaded.parameters) == 8
+        assert len(loaded.optimizer_state) == 9
+        moments = [value for name, value in loaded.optimizer_state.items() if name != "step"]
+        for tensor in (*loaded.parameters.values(), *moments):
             np.testing.assert_array_equal(tensor, np.full((64, 1024), loaded.step, np.float32))
     assert killed_while_writing > 0, "no kill fell into a write, so nothing was tested"
     assert len(steps) > 1
     save_checkpoint(path, example())
     assert os.listdir(tmp_path) == [path.name], "what the killed processes left is still there"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_nominal_checkpoint_has_shapes_and_no_values(tmp_path: Path, dtype: type) -> None:
+    parameters = {"w": np.ones((1000, 1000), dtype), "b": np.ones((), dtype)}
+    save_checkpoint(tmp_path / "nominal", Checkpoint(parameters, frozen=frozenset({"b"}), nominal=True))
+    assert (tmp_path / "nominal").stat().st_size < 1000
+    loaded = load_checkpoint(tmp_path / "nominal")
+    assert loaded.nominal
+    assert loaded.frozen == {"b"}
+    shapes = {name: (value.dtype, value.shape) for name, value in loaded.parameters.items()}
+    assert shapes == {"w": (np.dtype(dtype), (1000, 1000)), "b": (np.dtype(dtype), ())}
+    assert loaded.parameters["w"].strides == (0, 0)
+
+
+def test_refuses_what_it_could_not_give_back(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be an int, a float or a str; 'flags' is a list"):
+        save_checkpoint(tmp_path / "no", Checkpoint({}, properties={"flags": [1]}))  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="'done' is a bool"):
+        save_checkpoint(tmp_path / "no", Checkpoint({}, properties={"done": True}))
+    with pytest.raises(ValueError, match="it has no parameter b"):
+        save_checkpoint(tmp_path / "no", Checkpoint({"a": np.zeros(1)}, frozen=frozenset("ab")))
+    assert not (tmp_path / "no").exists()
 
 
 def test_refuses_other_files(tmp_path: Path) -> None:
