@@ -13,6 +13,8 @@ One file per pass. `prepare` runs them in the order that they need each other:
 
 `expand_functions` comes after them, when differentiation knows which nodes it has no rule for.
 
+`use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.
+
 Passes never look at large tensors: what goes through the onnx package goes without them (`data_free`).
 """
 
@@ -28,6 +30,7 @@ from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
 from ort_ops.passes.time_first import time_first
 from ort_ops.passes.upgrade_opset import upgrade_opset
+from ort_ops.passes.use_add_layer_norm_grad import use_add_layer_norm_grad
 
 __all__ = [
     "PassError",
@@ -39,6 +42,7 @@ __all__ = [
     "prepare",
     "time_first",
     "upgrade_opset",
+    "use_add_layer_norm_grad",
 ]
 
 
