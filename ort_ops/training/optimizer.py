@@ -1,169 +1,366 @@
 """Optimizers as ONNX graphs in standard operators: gradients and state in, new parameters and new state out.
 
 Every tensor is a named input or output. `<parameter>_grad` is the gradient's name, as `build_gradient_model`
-calls it; the new value of an input is the output `<input>_updated`, which is how `TrainingRunner` knows what
-belongs together.
+calls it; the new value of an input is the output `<input>_updated`, which is how the run time knows what
+belongs together. The rules themselves are in `update_rules.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnxscript import GraphBuilder, OpBuilder
+
+from ort_ops.training.in_place import in_place_outputs
+from ort_ops.training.loss_scaling import LossScaling, all_finite, next_scale
+from ort_ops.training.update_rules import (
+    FIRST_MOMENT_SUFFIX,
+    MOMENTUM_SUFFIX,
+    SECOND_MOMENT_SUFFIX,
+    SGD,
+    Adam,
+    AdamW,
+    AdamWForm,
+    Lion,
+    ParameterGroup,
+    UpdateRule,
+    UpdateWriter,
+)
+
+__all__ = [
+    "FIRST_MOMENT_SUFFIX",
+    "GOOD_STEPS",
+    "GRADIENT_NORM",
+    "GRADIENT_SUFFIX",
+    "LEARNING_RATE",
+    "LOSS_SCALE",
+    "MOMENTUM_SUFFIX",
+    "SECOND_MOMENT_SUFFIX",
+    "SGD",
+    "SKIPPED",
+    "STEP",
+    "UPDATED_SUFFIX",
+    "Adam",
+    "AdamW",
+    "AdamWForm",
+    "Lion",
+    "LossScaling",
+    "ParameterGroup",
+    "UpdateRule",
+    "build_adamw_model",
+    "build_optimizer_model",
+    "in_place_outputs",
+    "initial_state",
+]
 
 OPSET = 18
 IR_VERSION = 9
 
 GRADIENT_SUFFIX = "_grad"
 UPDATED_SUFFIX = "_updated"
-FIRST_MOMENT_SUFFIX = "_first_moment"
-SECOND_MOMENT_SUFFIX = "_second_moment"
 
 LEARNING_RATE = "learning_rate"
 STEP = "step"
+LOSS_SCALE = "loss_scale"
+GOOD_STEPS = "good_steps"
 GRADIENT_NORM = "gradient_norm"
+SKIPPED = "skipped"
+
+INITIAL_LOSS_SCALE_KEY = "ort_ops.initial_loss_scale"
+"""Key of the model's metadata: the only state that does not start as zero."""
 
 # The constant that torch.nn.utils.clip_grad_norm_ adds to the norm before it divides.
 _CLIP_EPSILON = 1e-6
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
-def build_adamw_model(
-    parameters: Mapping[str, Sequence[int]],
+
+def build_optimizer_model(
+    parameters: Mapping[str, tuple[Sequence[int], int]],
+    rule: UpdateRule,
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-    no_decay: Sequence[str] = (),
-    max_gradient_norm: float | None = None,
+    loss_scaling: LossScaling | None = None,
 ) -> onnx.ModelProto:
-    """AdamW with decoupled weight decay, as torch.optim.AdamW computes it, for float32 parameters.
+    """One update of all parameters by `rule`.
 
-    parameters: name and shape of each.
-    no_decay: patterns (`*` and `?`, as in file names) of parameters without weight decay, usually norms and
-        biases.
-    max_gradient_norm: when given, gradients are scaled so that their global L2 norm does not exceed it (as
-        torch.nn.utils.clip_grad_norm_ does), and the norm before scaling is the output `gradient_norm`, float
-        [].
+    parameters: shape and type (`onnx_ir.DataType` or `onnx.TensorProto`'s number: float, float16, bfloat16 or
+        double) of each parameter by name.
+    loss_scaling: when given, gradients are those of the loss times `loss_scale`.
 
-    Inputs: `learning_rate` float [], `step` int64 [] (updates done before this one), then for every parameter
-    `p`, each of its shape: `p`, `p_grad`, `p_first_moment`, `p_second_moment`. Outputs: `p_updated`,
-    `p_first_moment_updated`, `p_second_moment_updated` for each. The moments start as zeros. With g the
-    gradient, t = step + 1:
+    Inputs: `learning_rate` float []; `step` int64 [], the number of updates made so far; with loss scaling
+    `loss_scale` float [] and `good_steps` int64 []; then for every parameter `p`, each of its shape: `p` and
+    `p_grad` of its type, and the rule's state such as `p_first_moment`, float32 (double for double
+    parameters). Outputs: the reports, then `<input>_updated` for `step`, the loss scaling's state, and every
+    parameter with its state.
 
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g^2
-        p = p * (1 - learning_rate * weight_decay)
-              - learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
+    Reports: `gradient_norm` float [], with the rule's `max_gradient_norm`: the L2 norm of all gradients
+    before clipping; `skipped` bool [], with loss scaling: a gradient was not finite, so that parameters,
+    state and `step` stay as they are, to the bit, and the scale gets smaller.
 
-    Source: Loshchilov & Hutter 2019, algorithm 2, in PyTorch's form. Raises ValueError for values outside
-    their range, a pattern that matches nothing, and names that collide.
+    float16 and bfloat16 parameters are updated in float32 and rounded once. Every output `X_updated` may be
+    written into the memory of input X (see `in_place_outputs`). The first state is that of `initial_state`.
+
+    Raises ValueError for no parameters, unknown types, patterns that match nothing, and names that collide.
     """
-    _check_adamw(parameters, betas, epsilon, weight_decay, no_decay, max_gradient_norm)
-    graph = ir.Graph(name="adamw", inputs=[], outputs=[], nodes=[], opset_imports={"": OPSET})
+    _check_parameters(parameters, rule, loss_scaling)
+    graph = ir.Graph(
+        name=type(rule).__name__.lower(), inputs=[], outputs=[], nodes=[], opset_imports={"": OPSET}
+    )
     builder = GraphBuilder(graph)
     op = builder.op
     learning_rate = builder.input(LEARNING_RATE, ir.DataType.FLOAT, [])
     step = builder.input(STEP, ir.DataType.INT64, [])
-    inputs = {
-        name: [
-            builder.input(name + suffix, ir.DataType.FLOAT, shape)
-            for suffix in ("", GRADIENT_SUFFIX, FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX)
-        ]
-        for name, shape in parameters.items()
+    scale = good_steps = finite = None
+    if loss_scaling is not None:
+        scale = builder.input(LOSS_SCALE, ir.DataType.FLOAT, [])
+        good_steps = builder.input(GOOD_STEPS, ir.DataType.INT64, [])
+    tensors = [_add_inputs(builder, name, rule, *kind) for name, kind in parameters.items()]
+
+    next_step = op.Add(step, op.Constant(value_int=1))
+    updates = op.Cast(next_step, to=ir.DataType.DOUBLE)
+    gradient_scale = None
+    if loss_scaling is not None:
+        assert scale is not None and good_steps is not None
+        gradient_scale = op.Reciprocal(scale)
+        finite = all_finite(op, [tensor.gradient for tensor in tensors], gradient_scale)
+        _add_output(builder, op.Not(finite), SKIPPED, ir.DataType.BOOL, [])
+    if rule.max_gradient_norm is not None:
+        norm = _global_norm(op, [tensor.gradient for tensor in tensors])
+        if gradient_scale is not None:
+            norm = op.Mul(norm, gradient_scale)
+        clip = _clip_factor(op, norm, rule.max_gradient_norm)
+        gradient_scale = clip if gradient_scale is None else op.Mul(gradient_scale, clip)
+        _add_output(builder, norm, GRADIENT_NORM, ir.DataType.FLOAT, [])
+
+    kept = _Keeper(op, finite)
+    _add_output(builder, kept(next_step, step), STEP + UPDATED_SUFFIX, ir.DataType.INT64, [])
+    if loss_scaling is not None:
+        assert scale is not None and good_steps is not None and finite is not None
+        new_scale, new_good_steps = next_scale(op, loss_scaling, scale, good_steps, finite)
+        _add_output(builder, new_scale, LOSS_SCALE + UPDATED_SUFFIX, ir.DataType.FLOAT, [])
+        _add_output(builder, new_good_steps, GOOD_STEPS + UPDATED_SUFFIX, ir.DataType.INT64, [])
+    written: dict[Hashable, ir.Value] = {}
+    for tensor in tensors:
+        group = _group_of(tensor.name, rule)
+        write = UpdateWriter(
+            op,
+            written,
+            dtype=tensor.compute_type,
+            learning_rate=learning_rate,
+            learning_rate_scale=group.learning_rate_scale,
+            weight_decay=_weight_decay(tensor.name, rule, group),
+            updates=updates,
+            gradient_scale=gradient_scale,
+        )
+        _add_update(builder, rule, tensor, write, kept)
+    _free_interface_names(graph)
+    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="ort_ops")
+    if loss_scaling is not None:
+        model.metadata_props[INITIAL_LOSS_SCALE_KEY] = repr(loss_scaling.initial_scale)
+    return ir.to_proto(model)
+
+
+def initial_state(optimizer_model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """What the state of an optimizer model is before the first step: zeros, and the first loss scale.
+
+    State are the inputs that have an output `<input>_updated` and no gradient (those are parameters).
+    """
+    inputs = {value.name: value for value in optimizer_model.graph.input}
+    metadata = {entry.key: entry.value for entry in optimizer_model.metadata_props}
+    state = {}
+    for output in optimizer_model.graph.output:
+        name = output.name.removesuffix(UPDATED_SUFFIX)
+        if name == output.name or name not in inputs or name + GRADIENT_SUFFIX in inputs:
+            continue
+        kind = inputs[name].type.tensor_type
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        state[name] = np.zeros(shape, ir.DataType(kind.elem_type).numpy())
+    if INITIAL_LOSS_SCALE_KEY in metadata:
+        state[LOSS_SCALE] = np.array(float(metadata[INITIAL_LOSS_SCALE_KEY]), np.float32)
+    return state
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """A parameter's inputs; `parameter` and `gradient` in the type that the update is computed in."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: ir.DataType
+    compute_type: ir.DataType
+    parameter: ir.Value
+    gradient: ir.Value
+    state: dict[str, ir.Value]
+
+
+class _Keeper:
+    """Chooses the new value, or the old one in a step that is skipped."""
+
+    def __init__(self, op: OpBuilder, finite: ir.Value | None) -> None:
+        self._op = op
+        self._finite = finite
+
+    def __call__(self, new: ir.Value, old: ir.Value) -> ir.Value:
+        return new if self._finite is None else self._op.Where(self._finite, new, old)
+
+
+def _add_inputs(
+    builder: GraphBuilder, name: str, rule: UpdateRule, shape: Sequence[int], dtype: int
+) -> _Tensors:
+    dtype = ir.DataType(dtype)
+    compute_type = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+    parameter = builder.input(name, dtype, shape)
+    gradient = builder.input(name + GRADIENT_SUFFIX, dtype, shape)
+    state = {
+        name + suffix: builder.input(name + suffix, compute_type, shape) for suffix in rule.state_suffixes
     }
-
-    beta1, beta2 = betas
-    # In float64: 1 - beta^t of the first steps would lose five digits in float32.
-    t = op.Cast(op.Add(step, 1), to=ir.DataType.DOUBLE)
-    step_size = op.Div(op.Cast(learning_rate, to=ir.DataType.DOUBLE), _bias_correction(op, beta1, t))
-    step_size = op.Cast(step_size, to=ir.DataType.FLOAT)
-    inverse_root = op.Reciprocal(op.Sqrt(_bias_correction(op, beta2, t)))
-    inverse_root = op.Cast(inverse_root, to=ir.DataType.FLOAT)
-    decay = op.Sub(1.0, op.Mul(learning_rate, weight_decay))
-    gradients = [gradient for _, gradient, _, _ in inputs.values()]
-    gradient_weight, square_weight = op.Constant(value_float=1 - beta1), op.Constant(value_float=1 - beta2)
-    if max_gradient_norm is not None:
-        norm = _global_norm(op, gradients)
-        scale = op.Min(op.Div(max_gradient_norm, op.Add(norm, _CLIP_EPSILON)), 1.0)
-        # The scale goes into the moments' weights, which saves a pass over every gradient.
-        gradient_weight = op.Mul(gradient_weight, scale)
-        square_weight = op.Mul(square_weight, op.Mul(scale, scale))
-        _add_output(builder, norm, GRADIENT_NORM, [])
-
-    for name, (parameter, gradient, first, second) in inputs.items():
-        first = op.Add(op.Mul(first, beta1), op.Mul(gradient, gradient_weight))
-        second = op.Add(op.Mul(second, beta2), op.Mul(op.Mul(gradient, gradient), square_weight))
-        if weight_decay and not _matches(name, no_decay):
-            parameter = op.Mul(parameter, decay)
-        denominator = op.Add(op.Mul(op.Sqrt(second), inverse_root), epsilon)
-        parameter = op.Sub(parameter, op.Mul(op.Div(first, denominator), step_size))
-        shape = parameters[name]
-        _add_output(builder, parameter, name + UPDATED_SUFFIX, shape)
-        _add_output(builder, first, name + FIRST_MOMENT_SUFFIX + UPDATED_SUFFIX, shape)
-        _add_output(builder, second, name + SECOND_MOMENT_SUFFIX + UPDATED_SUFFIX, shape)
-    return ir.to_proto(ir.Model(graph, ir_version=IR_VERSION, producer_name="ort_ops"))
+    if dtype is not compute_type:
+        parameter = builder.op.Cast(parameter, to=compute_type)
+        gradient = builder.op.Cast(gradient, to=compute_type)
+        gradient.dtype = compute_type
+    return _Tensors(name, shape, dtype, compute_type, parameter, gradient, state)
 
 
-def _bias_correction(op: OpBuilder, beta: float, t: ir.Value) -> ir.Value:
-    """1 - beta^t in float64."""
-    return op.Sub(_double(op, 1.0), op.Pow(_double(op, beta), t))
-
-
-def _double(op: OpBuilder, value: float) -> ir.Value:
-    return op.Constant(value=ir.tensor(value, dtype=ir.DataType.DOUBLE))
+def _add_update(
+    builder: GraphBuilder, rule: UpdateRule, tensor: _Tensors, write: UpdateWriter, kept: _Keeper
+) -> None:
+    parameter, state = rule.update(write, tensor.parameter, tensor.gradient, list(tensor.state.values()))
+    parameter = kept(parameter, tensor.parameter)
+    if tensor.dtype is not tensor.compute_type:
+        parameter = builder.op.Cast(parameter, to=tensor.dtype)
+    _add_output(builder, parameter, tensor.name + UPDATED_SUFFIX, tensor.dtype, tensor.shape)
+    for (name, old), new in zip(tensor.state.items(), state, strict=True):
+        _add_output(builder, kept(new, old), name + UPDATED_SUFFIX, tensor.compute_type, tensor.shape)
 
 
 def _global_norm(op: OpBuilder, gradients: Sequence[ir.Value]) -> ir.Value:
-    squares = [op.ReduceSumSquare(gradient, keepdims=0) for gradient in gradients]
+    squares = []
+    for gradient in gradients:
+        square = op.ReduceSumSquare(gradient, keepdims=0)
+        is_float = gradient.dtype is ir.DataType.FLOAT
+        squares.append(square if is_float else op.Cast(square, to=ir.DataType.FLOAT))
     return op.Sqrt(op.Sum(*squares))
+
+
+def _clip_factor(op: OpBuilder, norm: ir.Value, largest: float) -> ir.Value:
+    return op.Min(op.Div(largest, op.Add(norm, _CLIP_EPSILON)), 1.0)
+
+
+def _add_output(
+    builder: GraphBuilder, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int]
+) -> None:
+    value.dtype = dtype
+    value.shape = ir.Shape(shape)
+    builder.add_output(value, name)
+
+
+def _free_interface_names(graph: ir.Graph) -> None:
+    """Rename inner values that happen to have the name of a parameter or of something made from it."""
+    interface = {value.name for value in (*graph.inputs, *graph.outputs)}
+    outputs = set(graph.outputs)
+    inner = [value for node in graph for value in node.outputs if value not in outputs]
+    inner += graph.initializers.values()
+    taken = interface | {value.name for value in inner}
+    for value in inner:
+        if value.name in interface:
+            number = 0
+            while f"{value.name}_{number}" in taken:
+                number += 1
+            value.name = f"{value.name}_{number}"
+            taken.add(value.name)
+
+
+# -- groups and checks ---------------------------------------------------------------------------------------
+
+
+def _group_of(name: str, rule: UpdateRule) -> ParameterGroup:
+    for group in rule.groups:
+        if _matches(name, group.patterns):
+            return group
+    return ParameterGroup(patterns=())
+
+
+def _weight_decay(name: str, rule: UpdateRule, group: ParameterGroup) -> float:
+    if _matches(name, rule.no_decay):
+        return 0.0
+    return rule.weight_decay if group.weight_decay is None else group.weight_decay
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Sequence[int]) -> None:
-    value.dtype = ir.DataType.FLOAT
-    value.shape = ir.Shape(shape)
-    builder.add_output(value, name)
-
-
-def _check_adamw(
-    parameters: Mapping[str, Sequence[int]],
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-    no_decay: Sequence[str],
-    max_gradient_norm: float | None,
+def _check_parameters(
+    parameters: Mapping[str, tuple[Sequence[int], int]], rule: UpdateRule, loss_scaling: LossScaling | None
 ) -> None:
     if not parameters:
-        raise ValueError("build_adamw_model: parameters must name at least one parameter; got none.")
-    for beta in betas:
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"build_adamw_model: betas must be in [0, 1); got {betas}.")
-    if not epsilon >= 0.0:
-        raise ValueError(f"build_adamw_model: epsilon must not be negative; got {epsilon}.")
-    if not weight_decay >= 0.0:
-        raise ValueError(f"build_adamw_model: weight_decay must not be negative; got {weight_decay}.")
-    if max_gradient_norm is not None and not max_gradient_norm > 0.0:
-        raise ValueError(f"build_adamw_model: max_gradient_norm must be positive; got {max_gradient_norm}.")
-    for pattern in no_decay:
-        if not any(fnmatchcase(name, pattern) for name in parameters):
+        raise ValueError("build_optimizer_model: parameters must name at least one parameter; got none.")
+    for name, (shape, dtype) in parameters.items():
+        if dtype not in _FLOATS:
             raise ValueError(
-                f"build_adamw_model: every pattern of no_decay must match a parameter; '{pattern}' matches "
-                f"none of {len(parameters)}: {', '.join(parameters)}."
+                f"build_optimizer_model: parameter '{name}' must be float, float16, bfloat16 or double; got "
+                f"{_type_name(dtype)}. Leave it out: only floating-point tensors are trained."
             )
-    suffixes = ("", GRADIENT_SUFFIX, FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX)
-    names = [LEARNING_RATE, STEP, GRADIENT_NORM]
-    names += [name + suffix for name in parameters for suffix in suffixes]
-    names += [name + suffix + UPDATED_SUFFIX for name in parameters for suffix in suffixes]
+        if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
+            raise ValueError(
+                f"build_optimizer_model: the shape of parameter '{name}' must be known; got {list(shape)}."
+            )
+    patterns = {"no_decay": rule.no_decay}
+    patterns |= {f"groups[{index}]": group.patterns for index, group in enumerate(rule.groups)}
+    for where, some in patterns.items():
+        for pattern in some:
+            if not any(fnmatchcase(name, pattern) for name in parameters):
+                raise ValueError(
+                    f"build_optimizer_model: every pattern of {where} must match a parameter; '{pattern}' "
+                    f"matches none of {len(parameters)}: {', '.join(parameters)}."
+                )
+    _check_names(parameters, rule, loss_scaling)
+
+
+def _type_name(dtype: int) -> str:
+    try:
+        return ir.DataType(dtype).name.lower()
+    except ValueError:
+        return repr(dtype)
+
+
+def _check_names(
+    parameters: Mapping[str, object], rule: UpdateRule, loss_scaling: LossScaling | None
+) -> None:
+    updated = [STEP, *([LOSS_SCALE, GOOD_STEPS] if loss_scaling is not None else [])]
+    updated += [name + suffix for name in parameters for suffix in ("", *rule.state_suffixes)]
+    names = [LEARNING_RATE, GRADIENT_NORM, *([SKIPPED] if loss_scaling is not None else []), *updated]
+    names += [name + GRADIENT_SUFFIX for name in parameters]
+    names += [name + UPDATED_SUFFIX for name in updated]
     collisions = sorted(name for name, count in Counter(names).items() if count > 1)
     if collisions:
         raise ValueError(
-            f"build_adamw_model: the parameters' names and the names made from them must all differ; "
+            f"build_optimizer_model: the parameters' names and the names made from them must all differ; "
             f"{', '.join(collisions)} would appear twice. Rename the parameter."
         )
+
+
+def build_adamw_model(
+    parameters: Mapping[str, Sequence[int]],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    no_decay: Sequence[str] = (),
+    max_gradient_norm: float | None = None,
+) -> onnx.ModelProto:
+    """`build_optimizer_model` with AdamW for float32 parameters, for a run time that counts steps itself."""
+    rule = AdamW(
+        betas=betas, weight_decay=weight_decay, no_decay=no_decay, max_gradient_norm=max_gradient_norm
+    )
+    kinds = {name: (shape, ir.DataType.FLOAT) for name, shape in parameters.items()}
+    model = build_optimizer_model(kinds, rule)
+    kept = [output for output in model.graph.output if output.name != STEP + UPDATED_SUFFIX]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    return model

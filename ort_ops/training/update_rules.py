@@ -1,0 +1,470 @@
+"""How a parameter is changed by its gradient: AdamW, Adam, SGD and Lion as settings and as ONNX nodes.
+
+A rule writes the update of one parameter at a time through an `UpdateWriter`, which knows that parameter's
+type, learning rate and weight decay. What all parameters have in common (clipping, loss scaling, types
+narrower than float32) is in `optimizer.py`. All nodes are standard operators; every new value depends on all
+readers of the old one, so that the run time may write it into the old one's memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+FIRST_MOMENT_SUFFIX = "_first_moment"
+SECOND_MOMENT_SUFFIX = "_second_moment"
+MOMENTUM_SUFFIX = "_momentum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """What is different for the parameters whose name matches one of `patterns`.
+
+    patterns: as in file names: `*` any text, `?` one character, case matters.
+    learning_rate_scale: the run time's learning rate is multiplied by it.
+    weight_decay: instead of the rule's; None leaves that one.
+    """
+
+    patterns: Sequence[str]
+    learning_rate_scale: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.patterns, str):
+            raise ValueError(
+                f"ParameterGroup: patterns must be a sequence of patterns; got the text {self.patterns!r}. "
+                f"Write [{self.patterns!r}]."
+            )
+        _check_not_negative("ParameterGroup", "learning_rate_scale", self.learning_rate_scale)
+        if self.weight_decay is not None:
+            _check_not_negative("ParameterGroup", "weight_decay", self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule(ABC):
+    """What every rule has.
+
+    weight_decay: decay of the parameters; each rule says how it is applied.
+    no_decay: patterns of parameters without weight decay whatever their group, usually norms and biases.
+    groups: parameters with settings of their own; the first group that matches a name counts.
+    max_gradient_norm: when given, gradients are scaled so that their L2 norm over all parameters does not
+        exceed it, as torch.nn.utils.clip_grad_norm_ does.
+    """
+
+    weight_decay: float = 0.0
+    no_decay: Sequence[str] = ()
+    groups: Sequence[ParameterGroup] = ()
+    max_gradient_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        who = type(self).__name__
+        _check_not_negative(who, "weight_decay", self.weight_decay)
+        if isinstance(self.no_decay, str):
+            raise ValueError(
+                f"{who}: no_decay must be a sequence of patterns; got the text {self.no_decay!r}. "
+                f"Write [{self.no_decay!r}]."
+            )
+        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0.0:
+            raise ValueError(f"{who}: max_gradient_norm must be positive; got {self.max_gradient_norm}.")
+
+    @property
+    @abstractmethod
+    def state_suffixes(self) -> tuple[str, ...]:
+        """What is put behind a parameter's name to name its state tensors, each of the parameter's shape and
+        zero at first."""
+
+    @abstractmethod
+    def update(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        """Write the nodes; returns the new parameter and the new state."""
+
+
+class AdamWForm(Enum):
+    """The two published forms of AdamW."""
+
+    PYTORCH = "pytorch"
+    """torch.optim.AdamW: decay first, epsilon beside the bias-corrected root."""
+    HUGGING_FACE = "hugging_face"
+    """transformers' AdamW, and adam_mode=1 of ONNX Runtime's training build: epsilon beside the uncorrected
+    root, decay last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(UpdateRule):
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2), decay decoupled from the gradient.
+
+    With g the gradient, t the number of this update counted from 1, c1 = 1 - beta1^t and c2 = 1 - beta2^t, or
+    both 1 without `bias_correction`:
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g^2
+
+    PYTORCH:       p = p * (1 - learning_rate * weight_decay)
+                   p = p - learning_rate / c1 * m / (sqrt(v / c2) + epsilon)
+    HUGGING_FACE:  p = p - learning_rate * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
+                   p = p * (1 - learning_rate * weight_decay)
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+    form: AdamWForm = AdamWForm.PYTORCH
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_betas("AdamW", self.betas)
+        _check_not_negative("AdamW", "epsilon", self.epsilon)
+
+    @property
+    def state_suffixes(self) -> tuple[str, ...]:
+        return (FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX)
+
+    def update(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        op = write.op
+        first, second = _moments(write, self.betas, gradient, state)
+        if self.form is AdamWForm.PYTORCH:
+            parameter = _decayed(write, parameter)
+            move = _adam_move(write, self.betas, self.epsilon, self.bias_correction, first, second)
+            return op.Sub(parameter, move), [first, second]
+        denominator = op.Add(op.Sqrt(second), write.constant(self.epsilon))
+        step_size = self._hugging_face_step_size(write)
+        parameter = op.Sub(parameter, op.Mul(op.Div(first, denominator), step_size))
+        return _decayed(write, parameter), [first, second]
+
+    def _hugging_face_step_size(self, write: UpdateWriter) -> ir.Value:
+        if not self.bias_correction:
+            return write.learning_rate
+
+        def make() -> ir.Value:
+            op = write.op
+            ratio = op.Div(
+                op.Sqrt(_bias_correction(write, self.betas[1])), _bias_correction(write, self.betas[0])
+            )
+            return write.cast(op.Mul(write.double(write.learning_rate), ratio))
+
+        return write.shared("step_size", make)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(UpdateRule):
+    """Adam (Kingma & Ba 2015) as torch.optim.Adam: weight decay is added to the gradient (L2 regularisation).
+
+    g = g + weight_decay * p, then as `AdamW` in PyTorch's form without its decay.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_betas("Adam", self.betas)
+        _check_not_negative("Adam", "epsilon", self.epsilon)
+
+    @property
+    def state_suffixes(self) -> tuple[str, ...]:
+        return (FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX)
+
+    def update(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        write, gradient = _with_l2(write, parameter, gradient)
+        first, second = _moments(write, self.betas, gradient, state)
+        move = _adam_move(write, self.betas, self.epsilon, True, first, second)
+        return write.op.Sub(parameter, move), [first, second]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(UpdateRule):
+    """Gradient descent as torch.optim.SGD computes it.
+
+        g = g + weight_decay * p
+        b = momentum * b + (1 - dampening) * g, at the first update b = g      (with momentum)
+        g = g + momentum * b if nesterov, else b                               (with momentum)
+        p = p - learning_rate * g
+
+    Sources: Polyak 1964; Sutskever et al. 2013 for Nesterov's form.
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_not_negative("SGD", "momentum", self.momentum)
+        if self.nesterov and not (self.momentum > 0.0 and self.dampening == 0.0):
+            raise ValueError(
+                f"SGD: nesterov needs a positive momentum and no dampening; got momentum {self.momentum} and "
+                f"dampening {self.dampening}."
+            )
+        if self.dampening and not self.momentum:
+            raise ValueError(
+                f"SGD: dampening is a part of momentum; got dampening {self.dampening} without momentum. "
+                f"Give momentum too."
+            )
+
+    @property
+    def state_suffixes(self) -> tuple[str, ...]:
+        return (MOMENTUM_SUFFIX,) if self.momentum else ()
+
+    def update(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        op = write.op
+        write, gradient = _with_l2(write, parameter, gradient)
+        if not state:
+            step = op.Mul(gradient, write.gradient_weight(write.learning_rate))
+            return op.Sub(parameter, step), []
+        if self.nesterov:
+            gradient = write.scaled(gradient)
+            write = write.with_scaled_gradient()
+        fresh = op.Mul(gradient, self._gradient_weight(write)) if self._weighs(write) else gradient
+        momentum = op.Add(op.Mul(state[0], write.constant(self.momentum)), fresh)
+        direction = momentum
+        if self.nesterov:
+            direction = op.Add(gradient, op.Mul(momentum, write.constant(self.momentum)))
+        return op.Sub(parameter, op.Mul(direction, write.learning_rate)), [momentum]
+
+    def _weighs(self, write: UpdateWriter) -> bool:
+        return self.dampening != 0.0 or write.gradient_scale is not None
+
+    def _gradient_weight(self, write: UpdateWriter) -> ir.Value:
+        """1 - dampening, but 1 at the first update."""
+        if not self.dampening:
+            return write.gradient_weight(write.constant(1.0))
+
+        def make() -> ir.Value:
+            op = write.op
+            is_first = op.Equal(write.updates, write.double_constant(1.0))
+            weight = op.Where(is_first, write.constant(1.0), write.constant(1.0 - self.dampening))
+            return write.gradient_weight(weight)
+
+        return write.shared("gradient_weight", make)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(UpdateRule):
+    """Lion (Chen et al. 2023, algorithm 2): the sign of an interpolated momentum, and decoupled decay.
+
+        p = p * (1 - learning_rate * weight_decay) - learning_rate * sign(beta1 * m + (1 - beta1) * g)
+        m = beta2 * m + (1 - beta2) * g
+
+    betas: beta1 must not be 0, for beta2 * m is computed from beta1 * m.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_betas("Lion", self.betas)
+        if self.betas[0] == 0.0:
+            raise ValueError(f"Lion: beta1 must be positive; got betas {self.betas}.")
+
+    @property
+    def state_suffixes(self) -> tuple[str, ...]:
+        return (FIRST_MOMENT_SUFFIX,)
+
+    def update(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        op = write.op
+        beta1, beta2 = self.betas
+        # The old momentum is read once, by a node that both its new value and the parameter's depend on: with
+        # a reader for each, the new value could be written over it before the other has read it.
+        kept = op.Mul(state[0], write.constant(beta1))
+        weight1 = write.shared("weight1", lambda: write.gradient_weight(write.constant(1.0 - beta1)))
+        weight2 = write.shared("weight2", lambda: write.gradient_weight(write.constant(1.0 - beta2)))
+        direction = op.Sign(op.Add(kept, op.Mul(gradient, weight1)))
+        momentum = op.Add(op.Mul(kept, write.constant(beta2 / beta1)), op.Mul(gradient, weight2))
+        move = op.Mul(direction, write.learning_rate)
+        return op.Sub(_decayed(write, parameter), move), [momentum]
+
+
+class UpdateWriter:
+    """What a rule needs to write the update of one parameter. Scalars that several parameters share are
+    written once.
+
+    op: writes nodes.
+    dtype: type that the update is computed in, FLOAT or DOUBLE; parameter, gradient and state have it.
+    updates: number of this update counted from 1, DOUBLE [].
+    gradient_scale: what the gradient must still be multiplied by, of `dtype` []; None means by nothing.
+    weight_decay: the parameter's.
+    """
+
+    def __init__(
+        self,
+        op: OpBuilder,
+        written: dict[Hashable, ir.Value],
+        *,
+        dtype: ir.DataType,
+        learning_rate: ir.Value,
+        learning_rate_scale: float,
+        weight_decay: float,
+        updates: ir.Value,
+        gradient_scale: ir.Value | None,
+    ) -> None:
+        self.op = op
+        self.dtype = dtype
+        self.updates = updates
+        self.weight_decay = weight_decay
+        self._written = written
+        self._run_time_rate = learning_rate
+        self._rate_scale = learning_rate_scale
+        self._gradient_scale = gradient_scale
+
+    def with_scaled_gradient(self) -> UpdateWriter:
+        """The same for a gradient that has been multiplied by `gradient_scale` already."""
+        return UpdateWriter(
+            self.op,
+            self._written,
+            dtype=self.dtype,
+            learning_rate=self._run_time_rate,
+            learning_rate_scale=self._rate_scale,
+            weight_decay=self.weight_decay,
+            updates=self.updates,
+            gradient_scale=None,
+        )
+
+    def shared(self, name: str, make: Callable[[], ir.Value]) -> ir.Value:
+        """The scalar `name`: what `make` wrote for the first parameter with the same settings."""
+        key = (name, self.dtype, self._rate_scale, self.weight_decay, self._gradient_scale is None)
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
+
+    def constant(self, value: float) -> ir.Value:
+        """A scalar of `dtype`."""
+        return self._constant(value, self.dtype)
+
+    def double_constant(self, value: float) -> ir.Value:
+        return self._constant(value, ir.DataType.DOUBLE)
+
+    def _constant(self, value: float, dtype: ir.DataType) -> ir.Value:
+        key = (value, dtype)
+        if key not in self._written:
+            self._written[key] = self.op.Constant(value=ir.tensor(value, dtype=dtype))
+        return self._written[key]
+
+    def cast(self, value: ir.Value) -> ir.Value:
+        """A DOUBLE value in `dtype`."""
+        return value if self.dtype is ir.DataType.DOUBLE else self.op.Cast(value, to=self.dtype)
+
+    def double(self, value: ir.Value) -> ir.Value:
+        """A value of `dtype` in DOUBLE."""
+        return value if self.dtype is ir.DataType.DOUBLE else self.op.Cast(value, to=ir.DataType.DOUBLE)
+
+    @property
+    def learning_rate(self) -> ir.Value:
+        """The parameter's, of `dtype` []."""
+
+        def make() -> ir.Value:
+            rate = self._run_time_rate
+            if self.dtype is not ir.DataType.FLOAT:
+                rate = self.op.Cast(rate, to=self.dtype)
+            return rate if self._rate_scale == 1.0 else self.op.Mul(rate, self.constant(self._rate_scale))
+
+        return self.shared("learning_rate", make)
+
+    @property
+    def gradient_scale(self) -> ir.Value | None:
+        if self._gradient_scale is None or self.dtype is ir.DataType.FLOAT:
+            return self._gradient_scale
+        scale = self._gradient_scale
+        return self.shared("gradient_scale", lambda: self.op.Cast(scale, to=self.dtype))
+
+    def gradient_weight(self, weight: ir.Value) -> ir.Value:
+        """`weight * gradient_scale`: scaling a weight saves a pass over the gradient."""
+        scale = self.gradient_scale
+        return weight if scale is None else self.op.Mul(weight, scale)
+
+    def scaled(self, gradient: ir.Value) -> ir.Value:
+        scale = self.gradient_scale
+        return gradient if scale is None else self.op.Mul(gradient, scale)
+
+
+def _moments(
+    write: UpdateWriter, betas: tuple[float, float], gradient: ir.Value, state: Sequence[ir.Value]
+) -> tuple[ir.Value, ir.Value]:
+    """Adam's moving averages of the gradient and of its square."""
+    op = write.op
+    beta1, beta2 = betas
+
+    def square_weight() -> ir.Value:
+        weight, scale = write.constant(1.0 - beta2), write.gradient_scale
+        return weight if scale is None else op.Mul(weight, op.Mul(scale, scale))
+
+    weight1 = write.shared("gradient_weight", lambda: write.gradient_weight(write.constant(1.0 - beta1)))
+    weight2 = write.shared("square_weight", square_weight)
+    first = op.Add(op.Mul(state[0], write.constant(beta1)), op.Mul(gradient, weight1))
+    second = op.Add(op.Mul(state[1], write.constant(beta2)), op.Mul(op.Mul(gradient, gradient), weight2))
+    return first, second
+
+
+def _adam_move(
+    write: UpdateWriter,
+    betas: tuple[float, float],
+    epsilon: float,
+    bias_correction: bool,
+    first: ir.Value,
+    second: ir.Value,
+) -> ir.Value:
+    """learning_rate / c1 * m / (sqrt(v / c2) + epsilon)"""
+    op = write.op
+    root, step_size = op.Sqrt(second), write.learning_rate
+    if bias_correction:
+        step_size = write.shared(
+            "step_size",
+            lambda: write.cast(op.Div(write.double(write.learning_rate), _bias_correction(write, betas[0]))),
+        )
+        inverse_root = write.shared(
+            "inverse_root",
+            lambda: write.cast(op.Reciprocal(op.Sqrt(_bias_correction(write, betas[1])))),
+        )
+        root = op.Mul(root, inverse_root)
+    return op.Mul(op.Div(first, op.Add(root, write.constant(epsilon))), step_size)
+
+
+def _bias_correction(write: UpdateWriter, beta: float) -> ir.Value:
+    """1 - beta^t in float64: that of the first steps would lose five digits in float32."""
+    op = write.op
+    return op.Sub(write.double_constant(1.0), op.Pow(write.double_constant(beta), write.updates))
+
+
+def _decayed(write: UpdateWriter, parameter: ir.Value) -> ir.Value:
+    """p * (1 - learning_rate * weight_decay)"""
+    if not write.weight_decay:
+        return parameter
+    op = write.op
+    factor = write.shared(
+        "decay",
+        lambda: op.Sub(write.constant(1.0), op.Mul(write.learning_rate, write.constant(write.weight_decay))),
+    )
+    return op.Mul(parameter, factor)
+
+
+def _with_l2(write: UpdateWriter, parameter: ir.Value, gradient: ir.Value) -> tuple[UpdateWriter, ir.Value]:
+    """The gradient plus weight_decay * p, and a writer that does not scale it again."""
+    if not write.weight_decay:
+        return write, gradient
+    op = write.op
+    decay = op.Mul(parameter, write.constant(write.weight_decay))
+    return write.with_scaled_gradient(), op.Add(write.scaled(gradient), decay)
+
+
+def _check_betas(who: str, betas: tuple[float, float]) -> None:
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f"{who}: betas must be two numbers in [0, 1); got {betas}.")
+
+
+def _check_not_negative(who: str, name: str, value: float) -> None:
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"{who}: {name} must be a number that is not negative; got {value}.")
