@@ -1,0 +1,146 @@
+"""Which tensors of a model are trained, which are parameters that stay as they are, and which are constants."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_ops.gradient.paths import FLOATS, captured, reachable
+
+LARGEST_WEIGHT = 1e30
+"""A tensor with a larger number in it is no parameter: masks hold the lowest number of their type."""
+
+_CLOSE_NAMES = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ParameterNames:
+    """Names of initializers, in the graph's order.
+
+    Attributes:
+        trainable: those that get gradients.
+        frozen: those that are inputs of the models and part of the checkpoint without being trained.
+    """
+
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+def choose_parameters(
+    model: ir.Model,
+    loss: ir.Value,
+    requires_grad: Sequence[str] | None,
+    frozen_params: Sequence[str],
+    statistics: Collection[str],
+    constants: Collection[str],
+) -> ParameterNames:
+    """Sort the initializers of `model`, whose types are inferred.
+
+    Args:
+        requires_grad: names or patterns (`*`, `?`) of the tensors to train; None for every parameter that
+            reaches the loss and is not frozen. What counts as a parameter: a float tensor with at least one
+            axis, no infinite or NaN element and none beyond 1e30 (attention masks). Tensors without axes are
+            trained only if named in full: exporters write factors of the computation so.
+        frozen_params: names or patterns of tensors that are frozen.
+        statistics: names of the running statistics of normalizations, which are always frozen.
+        constants: names of tensors that are no parameters, though they look like one.
+
+    A tensor of `requires_grad` that the loss does not depend on at all is frozen instead, with a warning.
+
+    Raises:
+        ValueError: a name or pattern matches nothing, a tensor is named in both, is not a float tensor, or is
+            one of the statistics; nothing is left to train.
+    """
+    initializers = model.graph.initializers
+    known = [name for name, value in initializers.items() if _is_parameter(value) and name not in constants]
+    frozen = set(_matching("frozen_params", frozen_params, known, initializers)) | set(statistics)
+    if requires_grad is None:
+        candidates = [initializers[name] for name in known if name not in frozen]
+        chosen = {value.name for value in reachable(model.graph, model.opset_imports, loss, candidates)}
+        _log.info("training %d tensors that reach the loss: %s", len(chosen), ", ".join(map(str, chosen)))
+    else:
+        chosen = set(_matching("requires_grad", requires_grad, known, initializers))
+        _refuse_both(chosen, frozen, statistics)
+        unused = chosen - _names_behind(loss)
+        if unused:
+            _log.warning("the loss does not depend on %s; it stays as it is", ", ".join(sorted(unused)))
+        chosen, frozen = chosen - unused, frozen | unused
+    if not chosen:
+        raise ValueError(
+            f"There is nothing to train: no parameter reaches the loss {loss.name!r}. Name tensors in "
+            f"requires_grad; the model's float tensors are {_listed(known)}."
+        )
+    return ParameterNames(
+        tuple(name for name in initializers if name in chosen),
+        tuple(name for name in initializers if name in frozen),
+    )
+
+
+def _is_parameter(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if value.dtype not in FLOATS or tensor is None or len(tensor.shape) == 0:
+        return False
+    numbers = tensor.numpy()
+    # A minimum and a maximum instead of abs(), which would copy the weights.
+    return numbers.size > 0 and bool(np.min(numbers) > -LARGEST_WEIGHT and np.max(numbers) < LARGEST_WEIGHT)
+
+
+def _matching(
+    argument: str, patterns: Sequence[str], known: Sequence[str], initializers: Collection[str]
+) -> Iterator[str]:
+    """The initializers of these names, and the parameters that match these patterns."""
+    if isinstance(patterns, str):
+        raise ValueError(f"{argument} must be a list of names; got the string {patterns!r}.")
+    for pattern in patterns:
+        if pattern in initializers:
+            found = [pattern]
+        else:
+            found = [name for name in known if fnmatchcase(name, pattern)]
+        if not found:
+            close = difflib.get_close_matches(pattern, list(initializers), n=_CLOSE_NAMES, cutoff=0.4)
+            near = f"close to it: {', '.join(map(repr, close))}" if close else f"there are {_listed(known)}"
+            raise ValueError(
+                f"{argument} names {pattern!r}, which matches no initializer or constant of the model; {near}."
+            )
+        yield from found
+
+
+def _refuse_both(chosen: set[str], frozen: set[str], statistics: Collection[str]) -> None:
+    for name in sorted(chosen & frozen):
+        if name in statistics:
+            raise ValueError(
+                f"requires_grad names {name!r}, a running statistic of a BatchNormalization, which the forward "
+                "pass updates; take it out of requires_grad."
+            )
+        raise ValueError(
+            f"{name!r} is in requires_grad and in frozen_params, but a tensor is either trained or frozen; take "
+            "it out of one of them."
+        )
+
+
+def _names_behind(loss: ir.Value) -> set[str]:
+    """Names of all values that the loss depends on, by whatever operators."""
+    names: set[str] = set()
+    waiting = [loss]
+    while waiting:
+        value = waiting.pop()
+        if str(value.name) in names:
+            continue
+        names.add(str(value.name))
+        producer = value.producer()
+        if producer is not None:
+            waiting.extend(read for read in [*producer.inputs, *captured(producer)] if read is not None)
+    return names
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(map(repr, names[:most])) or "none"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
