@@ -204,9 +204,8 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> FusedNorm:
     """Put AddLayerNormGrad in the place of `node`, with the Sum and the Add around it where they fold."""
     dy, x, scale, mean, rstd = node.inputs
     assert x is not None and scale is not None
-    descendants = _descendants(node)
-    residual = _residual(node, descendants)
-    add = _addition(node, x, descendants)
+    residual = _residual(node)
+    add = _addition(node, x)
     made: list[ir.Node] = []
     dsum = None
     if isinstance(residual, _Residual):
@@ -316,7 +315,7 @@ def _is_read(value: ir.Value) -> bool:
 # -- the Sum after it ----------------------------------------------------------------------------------------
 
 
-def _residual(node: ir.Node, descendants: set[ir.Node]) -> _Residual | str:
+def _residual(node: ir.Node) -> _Residual | str:
     """The Sum that can be done inside, or why there is none."""
     between: list[ir.Node] = []
     value = node.outputs[0]
@@ -325,7 +324,7 @@ def _residual(node: ir.Node, descendants: set[ir.Node]) -> _Residual | str:
             return f"{value.name!r} is an output of the graph"
         readers = [use.node for use in value.uses()]
         if len(readers) != 1:
-            return _why_not_these_readers(value, readers, descendants)
+            return _why_not_these_readers(node, value, readers)
         reader = readers[0]
         if reader.graph is not node.graph:
             return f"{value.name!r} is read in the body of another node"
@@ -341,19 +340,19 @@ def _residual(node: ir.Node, descendants: set[ir.Node]) -> _Residual | str:
     for addend in others:
         if not _has_shape_of(addend, node, reader):
             return f"the shape of {addend.name!r} is not surely that of {node.outputs[0].name!r}"
-    inside = [addend for addend in others if addend.producer() not in descendants]
-    outside = [addend for addend in others if addend.producer() in descendants]
+    outside = [addend for addend in others if _depends_on(addend.producer(), node)]
+    inside = [addend for addend in others if addend not in outside]
     if not inside:
         return _cycle(reader, outside, value)
     return _Residual(reader, between, inside, outside)
 
 
-def _why_not_these_readers(value: ir.Value, readers: Sequence[ir.Node], descendants: set[ir.Node]) -> str:
+def _why_not_these_readers(node: ir.Node, value: ir.Value, readers: Sequence[ir.Node]) -> str:
     if not readers:
         return f"nothing reads {value.name!r}"
     for reader, addend in _sums_behind(value):
         others = [other for other in reader.inputs if other is not None and other is not addend]
-        cyclic = [other for other in others if other.producer() in descendants]
+        cyclic = [other for other in others if _depends_on(other.producer(), node)]
         if cyclic:
             return _cycle(reader, cyclic, value)
     return f"{value.name!r} is read by {', '.join(_name(reader) for reader in readers)}"
@@ -396,32 +395,37 @@ def _same(left: ir.Shape, right: ir.Shape) -> bool:
     return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _descendants(node: ir.Node) -> set[ir.Node]:
-    """The nodes that depend on `node`, and itself; a node depends on what its bodies read."""
-    found = {node}
-    stack = [node]
+def _depends_on(reader: ir.Node | None, node: ir.Node) -> bool:
+    """Whether `reader` is `node` or needs it; a node needs what its bodies read."""
+    seen = {reader}
+    stack = [reader]
     while stack:
-        for value in stack.pop().outputs:
-            for use in value.uses():
-                reader = _in_graph(use.node, node.graph)
-                if reader not in found:
-                    found.add(reader)
-                    stack.append(reader)
-    return found
+        current = stack.pop()
+        if current is node:
+            return True
+        for value in () if current is None else _reads(current):
+            producer = value.producer()
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return False
 
 
-def _in_graph(reader: ir.Node, graph: ir.Graph | ir.Function | None) -> ir.Node:
-    """The node of `graph` that is `reader` or has it in one of its bodies."""
-    while reader.graph is not graph:
-        assert isinstance(reader.graph, ir.Graph) and reader.graph.parent_node is not None
-        reader = reader.graph.parent_node
-    return reader
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """What the node reads, in its bodies too."""
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            body = attribute.as_graph()
+            for inner in body:
+                yield from _reads(inner)
+            yield from body.outputs
 
 
 # -- the Add before it ---------------------------------------------------------------------------------------
 
 
-def _addition(node: ir.Node, x: ir.Value, descendants: set[ir.Node]) -> ir.Node | str:
+def _addition(node: ir.Node, x: ir.Value) -> ir.Node | str:
     """The Add whose addends are better read than its result, or why there is none.
 
     That is so only if both are kept until after this node anyway, and the result for this node alone.
@@ -431,23 +435,23 @@ def _addition(node: ir.Node, x: ir.Value, descendants: set[ir.Node]) -> ir.Node 
         return f"{x.name!r} is not made by an Add"
     if x.is_graph_output():
         return f"{x.name!r} is an output of the graph"
-    late = [use.node for use in x.uses() if use.node in descendants and use.node is not node]
+    late = [use.node for use in x.uses() if use.node is not node and _depends_on(use.node, node)]
     if late:
         return f"{x.name!r} is kept for {_name(late[0])} anyway"
     for addend in add.inputs:
         assert addend is not None
         if addend.shape is None or x.shape is None or not _same(addend.shape, x.shape):
             return f"the shape of {addend.name!r} is not surely that of {x.name!r}"
-        if not _is_kept(addend, descendants):
+        if not _is_kept(addend, node):
             return f"{addend.name!r} would have to be kept in the place of {x.name!r}"
     return add
 
 
-def _is_kept(value: ir.Value, descendants: set[ir.Node]) -> bool:
-    """Whether the value is in memory after the norm's gradient has been computed, come what may."""
+def _is_kept(value: ir.Value, node: ir.Node) -> bool:
+    """Whether the value is in memory after `node`, come what may."""
     if value.is_graph_input() or value.is_initializer() or value.is_graph_output():
         return True
-    return any(use.node in descendants for use in value.uses())
+    return any(use.node is not node and _depends_on(use.node, node) for use in value.uses())
 
 
 def _write_as_sum(add: ir.Node) -> None:

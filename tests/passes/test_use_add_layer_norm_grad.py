@@ -192,6 +192,15 @@ def test_an_addend_that_depends_on_the_scales_gradient_is_a_cycle_too() -> None:
     assert "a cycle" in report.fused[0].why_no_sum
 
 
+def test_an_addend_that_depends_on_dx_in_the_body_of_a_node_is_a_cycle_too() -> None:
+    body = f"""{NORM}  {GRAD}  yes = Constant<value = bool {{1}}>()
+        late = If(yes)<then_branch = g () => (float{SHAPE} t) {{ t = Mul(r, dscale) }}, else_branch = g () => (float{SHAPE} e) {{ e = Neg(r) }}>
+        total = Sum(late, dx)"""
+    model, report = rewrite(build(body, outputs=ALL, infos=f"float{SHAPE} late"))
+    assert [node.op_type for node in model.graph.node][-2:] == ["If", "Sum"]
+    assert "a cycle" in report.fused[0].why_no_sum
+
+
 @pytest.mark.parametrize(
     ("body", "outputs", "why"),
     [
