@@ -86,9 +86,9 @@ def build_contrastive_model(config: BertConfig, parameters: Mapping[str, np.ndar
     """The model to train: `title_input_ids`, `title_attention_mask` [batch, title_length] and
     `passage_input_ids`, `passage_attention_mask` [batch, passage_length], all int64, to the scalar `loss`.
 
-    Row i of both sides belongs together; `similarities`, float [batch, batch], holds 20 times the cosine of
-    every title and passage, and the loss is the mean cross entropy of finding the own passage by the title and
-    the own title by the passage. Rows with the same title are no wrong answers to each other.
+    Row i of both sides belongs together; `similarities`, float [batch, batch], is 20 times the cosine of
+    every title and passage, and the loss is the mean cross entropy of finding the passage by the title and
+    the title by the passage. Rows with the same title are no wrong answers to each other.
     """
     builder, values = _new_graph("sentence_pairs", config, parameters)
     op = builder.op
@@ -115,7 +115,7 @@ def _same_title_mask(op: OpBuilder, title_tokens: ir.Value, pairs: ir.Value) -> 
 def _embed(
     builder: GraphBuilder, config: BertConfig, parameters: Mapping[str, ir.Value], prefix: str
 ) -> ir.Value:
-    """Unit vectors [batch, width] of the texts in the inputs `<prefix>input_ids`, `<prefix>attention_mask`."""
+    """Unit vectors [batch, width] of the texts in `<prefix>input_ids` and `<prefix>attention_mask`."""
     op = builder.op
     size = ["batch", f"{prefix}length"]
     tokens = builder.input(f"{prefix}input_ids", ir.DataType.INT64, size)
