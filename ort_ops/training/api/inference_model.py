@@ -1,0 +1,77 @@
+"""From an evaluation model and trained parameters to a model for inference."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+
+from ort_ops import passes
+from ort_ops.training.api.session import Model, existing_file, read_model
+
+_LARGEST_MESSAGE_BYTES = 2**31 - 1
+"""Protocol buffers end here; a larger model keeps its tensors in a file of their own."""
+
+
+def write_inference_model(
+    evaluation_model: Model,
+    parameters: Mapping[str, np.ndarray],
+    output_names: Sequence[str],
+    path: str | os.PathLike[str],
+) -> None:
+    """Write to `path` the part of the model that computes `output_names`, any values inside it, with
+    `parameters` as initializers and without the inputs that it does not need, such as labels.
+
+    A model beyond 2 GiB has its tensors in `<path>.data`. Raises ValueError for names that are no values of
+    the model.
+    """
+    if isinstance(evaluation_model, (str, os.PathLike)):
+        model = ir.load(existing_file(evaluation_model))
+    else:
+        model = ir.from_proto(read_model(evaluation_model))
+    graph = model.graph
+    passes.infer_shapes(model)
+    values = {value.name: value for node in graph for value in node.outputs}
+    values |= {value.name: value for value in graph.inputs}
+    _check_names(output_names, [str(name) for name in values if name])
+    graph.outputs[:] = [values[name] for name in output_names]
+    for value in list(graph.inputs):
+        if value.name in parameters:
+            graph.inputs.remove(value)
+            value.const_value = ir.tensor(parameters[str(value.name)], name=value.name)
+            graph.register_initializer(value)
+    for clean in (RemoveUnusedNodesPass(), RemoveUnusedFunctionsPass(), RemoveUnusedOpsetsPass()):
+        clean(model)
+    for value in list(graph.inputs):
+        if not value.uses() and value not in graph.outputs:
+            graph.inputs.remove(value)
+    _save(model, Path(path))
+
+
+def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        near = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
+        raise ValueError(
+            "graph_output_names must name values of the evaluation model, at least one; got "
+            f"{', '.join(map(repr, unknown)) or 'none'}" + (f" (did you mean '{near[0]}'?)." if near else ".")
+        )
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    """Written beside its final place and moved there, so that `path` is always a whole model."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(path.name + ".data")
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        ir.save(model, temporary, external_data=data.name if size > _LARGEST_MESSAGE_BYTES else None)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

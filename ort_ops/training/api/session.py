@@ -1,0 +1,85 @@
+"""Inference sessions whose inputs and outputs are OrtValues on one device, with the plugin registered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+import ort_ops
+from ort_ops.training.api.device import Device
+
+Model = onnx.ModelProto | bytes | str | os.PathLike[str]
+"""A model: itself, its bytes, or the path of its file, beside which its external data may lie."""
+
+# Sessions take turns in training. Without this the threads of the one that has just run keep spinning on the
+# cores that the next one needs.
+_STOP_SPINNING = "session.force_spinning_stop"
+
+
+class Session:
+    """One model, ready to run on `device`.
+
+    `options` get the plugin and the setting that idle threads stop spinning.
+    """
+
+    def __init__(self, model: Model, device: Device, options: ort.SessionOptions) -> None:
+        prepare_options(options)
+        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        if not isinstance(source, bytes):
+            source = str(existing_file(source))
+        self._session = ort.InferenceSession(source, options, providers=device.providers())
+        if self._session.get_providers()[0] != device.provider:
+            raise RuntimeError(
+                f"ONNX Runtime could not start its {device.provider} for device '{device}' (its log says "
+                "why); check the driver and the CUDA libraries, or use device='cpu'."
+            )
+        self.inputs = {value.name: value for value in self._session.get_inputs()}
+        self.outputs = {value.name: value for value in self._session.get_outputs()}
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def run(
+        self, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue | Device]
+    ) -> dict[str, ort.OrtValue]:
+        """Run with `inputs` and return `outputs`: each is written into the OrtValue that is given for it, or
+        into new memory on the device that is given.
+        """
+        binding = self._session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, target in outputs.items():
+            if isinstance(target, Device):
+                binding.bind_output(name, target.kind, target.index)
+            else:
+                binding.bind_ortvalue_output(name, target)
+        self._session.run_with_iobinding(binding)
+        return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def prepare_options(options: ort.SessionOptions) -> None:
+    """Register the plugin on `options`, unless it is, and let idle threads stop spinning."""
+    ort_ops.register(options)
+    try:
+        options.get_session_config_entry(_STOP_SPINNING)
+    except RuntimeError:  # not set yet; setting it a second time would make the runtime print a warning
+        options.add_session_config_entry(_STOP_SPINNING, "1")
+
+
+def read_model(model: Model, external_data: bool = False) -> onnx.ModelProto:
+    """The model as a message. Tensors in external files are read only if `external_data`."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, bytes):
+        return onnx.load_model_from_string(model)
+    return onnx.load(existing_file(model), load_external_data=external_data)
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """`path`, or FileNotFoundError in a sentence."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no model file at '{path}'. Check the path.")
+    return path
