@@ -1,17 +1,45 @@
-"""The learning-rate schedule against its closed form, at its corners and for values that make no sense."""
+"""The learning-rate schedules against PyTorch, at their corners and for values that make no sense."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
-from ort_ops.training.schedule import cosine_with_warmup
+from ort_ops.training.schedule import constant_with_warmup, cosine_with_warmup, linear_with_warmup
+
+SCHEDULES: list[Callable[..., float]] = [
+    lambda step, **settings: constant_with_warmup(
+        step, peak=settings["peak"], warmup_steps=settings["warmup_steps"]
+    ),
+    linear_with_warmup,
+    cosine_with_warmup,
+]
+NAMES = ["constant", "linear", "cosine"]
 
 
-def test_warmup_rises_linearly_and_never_gives_zero() -> None:
-    rates = [cosine_with_warmup(step, peak=4.0, total_steps=100, warmup_steps=4) for step in range(4)]
-    assert rates == [1.0, 2.0, 3.0, 4.0]
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
+def test_warmup_rises_linearly_and_never_gives_zero(schedule: Callable[..., float]) -> None:
+    rates = [schedule(step, peak=4.0, total_steps=100, warmup_steps=4) for step in range(5)]
+    assert rates == [1.0, 2.0, 3.0, 4.0, 4.0]
+
+
+def test_constant_stays() -> None:
+    assert [constant_with_warmup(step, peak=0.5) for step in (0, 1, 10**9)] == [0.5] * 3
+
+
+def test_linear_falls_in_equal_steps_and_stays_at_the_end() -> None:
+    rates = [
+        linear_with_warmup(step, peak=1.0, total_steps=6, warmup_steps=2, final=0.5) for step in range(9)
+    ]
+    assert rates == [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("schedule", [linear_with_warmup, cosine_with_warmup], ids=NAMES[1:])
+def test_a_run_of_warmup_alone_ends_at_the_final_rate(schedule: Callable[..., float]) -> None:
+    rates = [schedule(step, peak=4.0, total_steps=2, warmup_steps=2, final=0.5) for step in range(4)]
+    assert rates == [2.0, 4.0, 0.5, 0.5]
 
 
 def test_cosine_passes_through_known_points() -> None:
@@ -30,26 +58,48 @@ def test_cosine_passes_through_known_points() -> None:
 
 def test_agrees_with_pytorch_over_a_whole_run() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, the reference, is not installed")
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.5)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.05)
-    for step in range(31):
-        expected = optimizer.param_groups[0]["lr"]
-        # PyTorch computes each rate from the one before, so its rounding adds up over the steps.
-        assert cosine_with_warmup(step, peak=0.5, total_steps=30, final=0.05) == pytest.approx(
-            expected, rel=1e-13
-        )
-        optimizer.step()
-        cosine.step()
+    schedulers = torch.optim.lr_scheduler
+    references = {
+        cosine_with_warmup: lambda optimizer: schedulers.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.05),
+        linear_with_warmup: lambda optimizer: schedulers.LinearLR(
+            optimizer, start_factor=1.0, end_factor=0.1, total_iters=30
+        ),
+    }
+    for schedule, reference in references.items():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        scheduler = reference(optimizer)
+        for step in range(31):
+            # PyTorch computes each rate from the one before, so its rounding adds up over the steps.
+            assert schedule(step, peak=0.5, total_steps=30, final=0.05) == pytest.approx(
+                optimizer.param_groups[0]["lr"], rel=1e-13
+            )
+            optimizer.step()
+            scheduler.step()
 
 
 @pytest.mark.parametrize(
-    ("step", "total", "warmup", "message"),
+    ("schedule", "step", "settings", "message"),
     [
-        (-1, 10, 0, "step must not be negative; got -1"),
-        (0, 10, 11, r"between 0 and total_steps \(10\); got 11"),
+        (constant_with_warmup, -1, {}, "a step that is not negative; got -1"),
+        (linear_with_warmup, -1, {"total_steps": 10}, "a step that is not negative; got -1"),
+        (cosine_with_warmup, -1, {"total_steps": 10}, "a step that is not negative; got -1"),
+        (constant_with_warmup, 0, {"warmup_steps": -1}, "warmup_steps must not be negative; got -1"),
+        (
+            linear_with_warmup,
+            0,
+            {"total_steps": 10, "warmup_steps": 11},
+            r"linear_with_warmup: .* between 0 and total_steps \(10\); got 11",
+        ),
+        (
+            cosine_with_warmup,
+            0,
+            {"total_steps": 10, "warmup_steps": -1},
+            r"cosine_with_warmup: .* between 0 and total_steps \(10\); got -1",
+        ),
     ],
 )
-def test_refuses_what_makes_no_sense(step: int, total: int, warmup: int, message: str) -> None:
+def test_refuses_what_makes_no_sense(
+    schedule: Callable[..., float], step: int, settings: dict[str, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        cosine_with_warmup(step, peak=1.0, total_steps=total, warmup_steps=warmup)
+        schedule(step, peak=1.0, **settings)
