@@ -31,16 +31,22 @@ def info() -> None:
         typer.echo(f"{name:<{width}}  {value}")
 
 
-@app.command()
-def bench(
-    threads: Annotated[int, typer.Option(min=1, help="Threads of every candidate.")] = 2,
-    rounds: Annotated[int, typer.Option(min=3, help="How often the candidates take turns.")] = 15,
-) -> None:
+bench = typer.Typer(invoke_without_command=True)
+app.add_typer(bench, name="bench")
+
+Threads = Annotated[int, typer.Option(min=1, help="Threads of every candidate.")]
+Rounds = Annotated[int, typer.Option(min=3, help="How often the candidates take turns.")]
+
+
+@bench.callback()
+def bench_operator(context: typer.Context, threads: Threads = 2, rounds: Rounds = 15) -> None:
     """Time AddLayerNormGrad beside PyTorch (eager and compiled) and the machine's streaming floor.
 
     Prints a Markdown table of medians and ratios. Takes about five minutes and needs PyTorch:
-    pip install 'ort-ops[cpu,bench]'.
+    pip install 'ort-ops[cpu,bench]'. `ort-ops bench step` times whole training steps instead.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         from rich.console import Console
         from rich.progress import track
@@ -58,3 +64,47 @@ def bench(
         rows.append(benchmark.measure(rows_count, cols, dtype, threads, rounds))
     typer.echo(f"{summary}, {threads} threads, medians of {rounds} rounds\n")
     typer.echo(benchmark.markdown(rows))
+
+
+@bench.command("step")
+def bench_step(
+    threads: Threads = 2,
+    rounds: Rounds = 15,
+    peer_python: Annotated[
+        str | None,
+        typer.Option(
+            help="Interpreter of an environment with onnxruntime-training and PyTorch, to compare with."
+        ),
+    ] = None,
+) -> None:
+    """Time training steps (forward, backward, AdamW) of five models beside PyTorch, eager and compiled.
+
+    Prints Markdown tables of medians, ratios and peak memory, and of how the step grows with the model. Takes
+    about ten minutes and needs PyTorch: pip install 'ort-ops[cpu,bench]'.
+    """
+    try:
+        from rich.console import Console
+        from rich.progress import track
+
+        from ort_ops import bench_step as benchmark
+        from ort_ops.bench import versions
+        from ort_ops.bench_models import CASES, GROWTH_CASES
+
+        summary = versions()
+    except ImportError as error:
+        typer.echo(f"{error}; the benchmark needs: pip install 'ort-ops[cpu,bench]'", err=True)
+        raise typer.Exit(1) from error
+    console = Console(stderr=True)
+    rows = [
+        benchmark.measure(case, threads, rounds, peer_python=peer_python)
+        for case in track(CASES, description="models", console=console)
+    ]
+    sizes = [f"{grown} {times}" for grown in GROWTH_CASES for times in benchmark.GROWTH_FACTORS]
+    growth = [
+        benchmark.measure(case, threads, 3, candidates=["ours"])
+        for case in track(sizes, description="growth", console=console)
+    ]
+    typer.echo(f"{summary}, {threads} threads, medians of {rounds} rounds\n")
+    typer.echo(benchmark.markdown(rows))
+    typer.echo()
+    typer.echo(benchmark.growth_markdown(growth))
