@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import enum
+import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from ort_ops.training import onnxblock
-from ort_ops.training.checkpoint import Checkpoint, save_checkpoint
-from ort_ops.training.optimizer import build_adamw_model
+from ort_ops.training.artifact_files import write_artifacts
+from ort_ops.training.checkpoint import Checkpoint
+from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
+from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, UpdateRule
 from ort_ops.training.training_graphs import TrainingGraphs, build_training_graphs
 
-TRAINING_MODEL = "training_model.onnx"
-EVAL_MODEL = "eval_model.onnx"
-OPTIMIZER_MODEL = "optimizer_model.onnx"
-CHECKPOINT = "checkpoint"
+ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
+"""Where the models' metadata lists, in JSON, the outputs that a step returns after the loss."""
 
 
 class LossType(enum.Enum):
-    """The losses that `generate_artifacts` knows by name, with their defaults; blocks of `onnxblock.loss` take
-    arguments."""
+    """The losses that `generate_artifacts` knows by name, with their defaults; the blocks of `onnxblock.loss`
+    take arguments."""
 
     MSELoss = 1
     CrossEntropyLoss = 2
@@ -34,9 +35,13 @@ class LossType(enum.Enum):
 
 
 class OptimType(enum.Enum):
-    """The optimizers that `generate_artifacts` knows by name, with their defaults."""
+    """The optimizers that `generate_artifacts` knows by name, with PyTorch's defaults; the rules in
+    `ort_ops.training.optimizer` take arguments."""
 
     AdamW = 1
+    SGD = 2
+    Adam = 3
+    Lion = 4
 
 
 _LOSSES: dict[LossType, Callable[[], onnxblock.Block]] = {
@@ -47,83 +52,235 @@ _LOSSES: dict[LossType, Callable[[], onnxblock.Block]] = {
     LossType.HuberLoss: onnxblock.loss.HuberLoss,
 }
 
+_RULES: dict[OptimType, Callable[[], UpdateRule]] = {
+    OptimType.AdamW: AdamW,
+    OptimType.SGD: SGD,
+    OptimType.Adam: Adam,
+    OptimType.Lion: Lion,
+}
+
+Model = onnx.ModelProto | bytes | str | os.PathLike[str]
+"""A model, its bytes, or the path of its file, beside which its external data may lie."""
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """What a training needs, in memory; see `generate_artifacts`. Without an optimizer its model is None."""
+
+    training_model: onnx.ModelProto
+    eval_model: onnx.ModelProto
+    optimizer_model: onnx.ModelProto | None
+    checkpoint: Checkpoint
+
 
 def generate_artifacts(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str],
+    model: Model,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
     loss: LossType | onnxblock.Block | None = None,
-    optimizer: OptimType | None = None,
+    optimizer: OptimType | UpdateRule | onnxblock.Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
     *,
+    train_batch_norm: bool = True,
+) -> None:
+    """Write `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx` and `checkpoint`.
+
+    The files are written when everything could be built, each whole; older ones of these names are replaced.
+
+    Args:
+        artifact_directory: where to; it is made if it is missing. The current directory by default.
+        prefix: put before the files' names.
+        ort_format: also write the models in ONNX Runtime's own format (`training_model.ort`, ...) with the
+            lists of operators that they need (`training_model.required_operators.config`, ...).
+        custom_op_library: the library of custom operators that the model uses. It is needed for `ort_format`,
+            which runs ONNX Runtime; where the models are run, register it on the SessionOptions too.
+        nominal_checkpoint: also write `nominal_checkpoint`, with the parameters' names, types and shapes.
+
+    The other arguments are those of `build_artifacts`, which also says what the models have as inputs and
+    outputs.
+
+    Raises:
+        ValueError: see `build_artifacts`; a prefix that is no beginning of a file's name.
+        FileNotFoundError: there is no file of the model or of the library.
+        RuntimeError: ONNX Runtime cannot convert a model to its own format.
+        OSError: a file cannot be written.
+    """
+    if custom_op_library is not None and not os.path.isfile(custom_op_library):
+        raise FileNotFoundError(
+            f"generate_artifacts: there is no custom_op_library at '{os.fspath(custom_op_library)}'."
+        )
+    artifacts = build_artifacts(
+        model,
+        requires_grad,
+        frozen_params,
+        loss,
+        optimizer,
+        additional_output_names,
+        loss_input_names,
+        train_batch_norm=train_batch_norm,
+    )
+    models = {"training_model": artifacts.training_model, "eval_model": artifacts.eval_model}
+    if artifacts.optimizer_model is not None:
+        models["optimizer_model"] = artifacts.optimizer_model
+    write_artifacts(
+        Path.cwd() if artifact_directory is None else Path(artifact_directory),
+        prefix,
+        models,
+        artifacts.checkpoint,
+        nominal_checkpoint=nominal_checkpoint,
+        ort_format=ort_format,
+        custom_op_library=None if custom_op_library is None else Path(custom_op_library),
+    )
+
+
+def build_artifacts(
+    model: Model,
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | onnxblock.Block | None = None,
+    optimizer: OptimType | UpdateRule | onnxblock.Block | None = None,
     additional_output_names: Sequence[str] | None = None,
     loss_input_names: Sequence[str] | None = None,
-) -> None:
-    """Write what a training needs into a folder."""
+    *,
+    train_batch_norm: bool = True,
+) -> Artifacts:
+    """What `generate_artifacts` writes, in memory.
+
+    Args:
+        model: the forward model, of opset 11 or newer, with parameters in float32, float64, float16 or
+            bfloat16. It is not changed.
+        requires_grad: names or patterns (`*`, `?`) of the tensors to train: initializers, or outputs of
+            Constant nodes. By default every float tensor with at least one axis that reaches the loss and is
+            not frozen (attention masks, told by their huge or infinite numbers, are left out). A tensor
+            without axes is trained only if named in full, since exporters store factors of the computation
+            so. A tensor that the loss does not depend on at all is frozen, with a warning.
+        frozen_params: names or patterns of parameters that are inputs and in the checkpoint, but not trained.
+            What is in neither list stays in the models as a constant.
+        loss: a `LossType`; a block, which is called with the names of the model's outputs and returns the
+            name of the loss, or a list of that and further outputs; None if the first output is the loss.
+            Losses read a new input of the models, `labels` for cross entropy and `target` for the others,
+            unless the model has an input of that name.
+        optimizer: an `OptimType`; a rule from `ort_ops.training.optimizer`; a block, which is called with the
+            lists of trained and frozen parameters, and whose `to_model_proto` returns the optimizer model;
+            None for no optimizer model.
+        additional_output_names: values of the graph that each step shall return after the loss.
+        loss_input_names: values of the graph that the loss block is called with, instead of all outputs.
+        train_batch_norm: whether BatchNormalization takes the batch's statistics in training and updates the
+            running ones. With False the running ones are used and kept, as is usual when a trained model is
+            adapted with small batches.
+
+    The training model: inputs are the forward model's, the loss's, then every parameter in the order of the
+    initializers. Outputs are the loss, the additional ones, the forward model's, `<p>_grad` of each trained p
+    and `<s>_updated` of each running statistic s, which is a frozen parameter. Dropout is active if the
+    model's own input says so. Opset 18 or newer; it runs with and without the plugin.
+    The eval model: the same inputs, outputs without gradients and updates; Dropout does nothing,
+    BatchNormalization takes the running statistics.
+    The optimizer model: see `optimizer.build_optimizer_model`.
+
+    Raises:
+        ValueError: the message says which argument or tensor, what is wrong and what to do: names that match
+            nothing, a loss that is not a scalar, operators without a derivative (all of them), ...
+        TypeError: an argument of a wrong kind.
+        FileNotFoundError: there is no file of the model.
+    """
     forward = _read(model)
-    graphs = _training_graphs(
-        forward, requires_grad, frozen_params, loss, additional_output_names, loss_input_names
-    )
-    optimizer_model = None if optimizer is None else _optimizer_model(graphs)
-    folder = Path.cwd() if artifact_directory is None else Path(artifact_directory)
-    _write(folder, prefix, graphs, optimizer_model)
-
-
-def _read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    if isinstance(model, bytes):
-        return onnx.load_from_string(model)
-    path = Path(model)
-    if not path.is_file():
-        raise FileNotFoundError(f"generate_artifacts: there is no model file at '{path}'.")
-    return onnx.load(path)
-
-
-def _training_graphs(
-    model: onnx.ModelProto,
-    requires_grad: Sequence[str] | None,
-    frozen_params: Sequence[str] | None,
-    loss: LossType | onnxblock.Block | None,
-    additional_output_names: Sequence[str] | None,
-    loss_input_names: Sequence[str] | None,
-) -> TrainingGraphs:
-    block = _LOSSES[loss]() if isinstance(loss, LossType) else loss or onnxblock.blocks.PassThrough()
-    own_outputs = [value.name for value in model.graph.output]
-    with onnxblock.base(model) as accessor:
+    for argument, names in (
+        ("requires_grad", requires_grad),
+        ("frozen_params", frozen_params),
+        ("additional_output_names", additional_output_names),
+        ("loss_input_names", loss_input_names),
+    ):
+        _check_names(argument, names)
+    block = _loss_block(loss)
+    own_outputs = [value.name for value in forward.graph.output]
+    with onnxblock.base(forward) as accessor:
         result = block(*(loss_input_names or own_outputs))
-        results = [result] if isinstance(result, str) else list(result)
-        return build_training_graphs(
+        loss_name, *further = [result] if isinstance(result, str) else result
+        returned = list(dict.fromkeys([*further, *(additional_output_names or ())]))
+        graphs = build_training_graphs(
             accessor.model,
-            [*results, *(additional_output_names or ()), *own_outputs],
+            [loss_name, *returned, *own_outputs],
             requires_grad=requires_grad,
             frozen_params=frozen_params or (),
             constants=accessor.constants,
+            train_batch_norm=train_batch_norm,
         )
+    for made in (graphs.training_model, graphs.eval_model):
+        made.metadata_props.add(key=ADDITIONAL_OUTPUTS_KEY, value=json.dumps(returned))
+    return Artifacts(
+        graphs.training_model, graphs.eval_model, _optimizer_model(optimizer, graphs), _checkpoint(graphs)
+    )
 
 
-def _optimizer_model(graphs: TrainingGraphs) -> onnx.ModelProto:
-    return build_adamw_model({name: list(tensor.dims) for name, tensor in graphs.trainable.items()})
-
-
-def _write(
-    folder: Path, prefix: str, graphs: TrainingGraphs, optimizer_model: onnx.ModelProto | None
-) -> None:
-    """Write all files beside their place and then move them, so that none is ever there in part."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".artifacts-", dir=folder))
+def _read(model: Model) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
     try:
-        onnx.save(graphs.training_model, unfinished / f"{prefix}{TRAINING_MODEL}")
-        onnx.save(graphs.eval_model, unfinished / f"{prefix}{EVAL_MODEL}")
-        if optimizer_model is not None:
-            onnx.save(optimizer_model, unfinished / f"{prefix}{OPTIMIZER_MODEL}")
-        tensors = {**graphs.trainable, **graphs.frozen}
-        parameters = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
-        save_checkpoint(
-            unfinished / f"{prefix}{CHECKPOINT}", Checkpoint(parameters, frozen=frozenset(graphs.frozen))
-        )
-        for file in sorted(unfinished.iterdir()):
-            os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(unfinished)
+        if isinstance(model, bytes):
+            return onnx.load_from_string(model)
+        if not isinstance(model, (str, os.PathLike)):
+            raise TypeError(
+                "generate_artifacts: model must be an onnx.ModelProto, its bytes or the path of its file; "
+                f"got {type(model).__name__}."
+            )
+        if not os.path.isfile(model):
+            raise FileNotFoundError(f"generate_artifacts: there is no model file at '{os.fspath(model)}'.")
+        return onnx.load(os.fspath(model))
+    except DecodeError as error:
+        what = "bytes" if isinstance(model, bytes) else f"file '{os.fspath(model)}'"
+        raise ValueError(f"generate_artifacts: the {what} given as model is not an ONNX model.") from error
+
+
+def _check_names(argument: str, names: Sequence[str] | None) -> None:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+        raise TypeError(f"generate_artifacts: {argument} must be a list of names; got {names!r}.")
+
+
+def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:
+    if loss is None:
+        return onnxblock.blocks.PassThrough()
+    if isinstance(loss, LossType):
+        return _LOSSES[loss]()
+    if isinstance(loss, onnxblock.Block):
+        return loss
+    raise TypeError(
+        "generate_artifacts: loss must be a LossType, an onnxblock.Block such as onnxblock.loss.MSELoss(), "
+        f"or None if the model's first output is the loss; got {loss!r}."
+    )
+
+
+def _optimizer_model(
+    optimizer: OptimType | UpdateRule | onnxblock.Block | None, graphs: TrainingGraphs
+) -> onnx.ModelProto | None:
+    trainable = list(graphs.trainable.values())
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, OptimType):
+        optimizer = _RULES[optimizer]()
+    if isinstance(optimizer, UpdateRule):
+        return optimizer_model(trainable, optimizer)
+    if isinstance(optimizer, onnxblock.ForwardBlock):
+        with onnxblock.empty_base():
+            optimizer((trainable, list(graphs.frozen.values())))
+        built = optimizer.to_model_proto()
+        rule = rule_of(built)
+        return built if rule is None else optimizer_model(trainable, rule)
+    raise TypeError(
+        "generate_artifacts: optimizer must be an OptimType, a rule such as "
+        "ort_ops.training.optimizer.AdamW(weight_decay=0.1), an onnxblock.ForwardBlock, or None; got "
+        f"{optimizer!r}."
+    )
+
+
+def _checkpoint(graphs: TrainingGraphs) -> Checkpoint:
+    tensors = {**graphs.trainable, **graphs.frozen}
+    return Checkpoint(
+        {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()},
+        frozen=frozenset(graphs.frozen),
+    )

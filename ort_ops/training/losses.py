@@ -120,8 +120,8 @@ def cross_entropy(
     Returns:
         float32 (float64 for such scores): a scalar, or for "none" a tensor of the labels' shape.
     """
-    assert scores.shape is not None
     scores, labels = _computable(op, scores), op.Cast(labels, to=ir.DataType.INT64)
+    assert scores.shape is not None
     flatten = class_axis == len(scores.shape) - 1 and class_axis > 1
     shape = op.Shape(labels)
     checked = _checked_labels(op, scores, labels, class_axis, ignore_index, compare_shapes=flatten)
@@ -201,6 +201,7 @@ def _along_axis_1(op: OpBuilder, vector: ir.Value, value: ir.Value) -> ir.Value:
 
 
 def _sum_of_axis_1(op: OpBuilder, value: ir.Value) -> ir.Value:
+    assert op.version is not None
     if op.version >= _SUM_AXES_AS_INPUT:
         return op.ReduceSum(value, [1], keepdims=0)
     return op.ReduceSum(value, axes=[1], keepdims=0)
@@ -245,9 +246,9 @@ class LabelCheck:
             place = [int(index) for index in np.argwhere(wrong)[0]]
             last = "up" if self.classes is None else str(self.classes - 1)
             raise ValueError(
-                f"'{self.name}' must hold class indices from 0 to {last}, or {self.ignore_index} for what does "
-                f"not count; got {labels[tuple(place)]} at {place}. Correct the labels, or choose another "
-                "ignore_index."
+                f"'{self.name}' must hold class indices from 0 to {last}, or {self.ignore_index} for what "
+                f"does not count; got {labels[tuple(place)]} at {place}. Correct the labels, or choose "
+                "another ignore_index."
             )
 
 

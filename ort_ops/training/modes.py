@@ -1,7 +1,8 @@
 """The two modes of a model: as it is trained, and as it is evaluated.
 
-Dropout and BatchNormalization compute something else in each. Both functions take a model of opset 18 or
-newer and change it in place.
+Dropout and BatchNormalization compute something else in each. The functions take a model of opset 18 or newer
+and change it in place. For training, Dropout stays as the model has it: active where the model's own input
+says so.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ def statistics(model: ir.Model) -> list[str]:
     return list(found)
 
 
-def set_training_mode(model: ir.Model) -> dict[str, ir.Value]:
+def train_batch_norm(model: ir.Model) -> dict[str, ir.Value]:
     """BatchNormalization takes the statistics of the batch and updates the running ones.
-
-    Dropout stays as the model has it: active where the model's own input says so.
 
     Returns:
         For each graph input that is a running statistic, its value after the run, named `<input>_updated`:
@@ -55,6 +54,11 @@ def set_evaluation_mode(model: ir.Model) -> None:
     for node in _nodes(model, "Dropout"):
         if len(node.inputs) > 2:
             node.resize_inputs(2)
+    freeze_batch_norm(model)
+
+
+def freeze_batch_norm(model: ir.Model) -> None:
+    """BatchNormalization takes the running statistics and does not update them."""
     for node in _nodes(model, "BatchNormalization"):
         node.attributes.add(ir.AttrInt64("training_mode", 0))
         for output, statistic in ((1, _MEAN), (2, _VARIANCE)):

@@ -1,4 +1,4 @@
-"""Which tensors of a model are trained, which are parameters that stay as they are, and which are constants."""
+"""Which tensors of a model are trained, which are parameters that stay as they are, which are constants."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def choose_parameters(
     frozen = set(_matching("frozen_params", frozen_params, known, initializers)) | set(statistics)
     if requires_grad is None:
         candidates = [initializers[name] for name in known if name not in frozen]
-        chosen = {value.name for value in reachable(model.graph, model.opset_imports, loss, candidates)}
-        _log.info("training %d tensors that reach the loss: %s", len(chosen), ", ".join(map(str, chosen)))
+        chosen = {str(value.name) for value in reachable(model.graph, model.opset_imports, loss, candidates)}
+        _log.info("training %d tensors that reach the loss: %s", len(chosen), ", ".join(chosen))
     else:
         chosen = set(_matching("requires_grad", requires_grad, known, initializers))
         _refuse_both(chosen, frozen, statistics)
@@ -108,7 +108,7 @@ def _matching(
             close = difflib.get_close_matches(pattern, list(initializers), n=_CLOSE_NAMES, cutoff=0.4)
             near = f"close to it: {', '.join(map(repr, close))}" if close else f"there are {_listed(known)}"
             raise ValueError(
-                f"{argument} names {pattern!r}, which matches no initializer or constant of the model; {near}."
+                f"{argument} names {pattern!r}, which matches no tensor that the model stores; {near}."
             )
         yield from found
 
@@ -117,12 +117,12 @@ def _refuse_both(chosen: set[str], frozen: set[str], statistics: Collection[str]
     for name in sorted(chosen & frozen):
         if name in statistics:
             raise ValueError(
-                f"requires_grad names {name!r}, a running statistic of a BatchNormalization, which the forward "
-                "pass updates; take it out of requires_grad."
+                f"requires_grad names {name!r}, a running statistic of a BatchNormalization, which the "
+                "forward pass updates; take it out of requires_grad."
             )
         raise ValueError(
-            f"{name!r} is in requires_grad and in frozen_params, but a tensor is either trained or frozen; take "
-            "it out of one of them."
+            f"{name!r} is in requires_grad and in frozen_params, but a tensor is either trained or frozen; "
+            "take it out of one of them."
         )
 
 

@@ -52,6 +52,7 @@ def build_training_graphs(
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] = (),
     constants: Collection[str] = (),
+    train_batch_norm: bool = True,
 ) -> TrainingGraphs:
     """Build both models.
 
@@ -59,6 +60,7 @@ def build_training_graphs(
         model: the forward model with its loss, which is not changed.
         outputs: names of values of its graph: the loss, then what else the models shall return.
         requires_grad, frozen_params, constants: see `parameters.choose_parameters`.
+        train_batch_norm: whether BatchNormalization takes the batch's statistics in training.
 
     Raises:
         ValueError: an output is not there, the loss is not a scalar, a parameter cannot be chosen so, or
@@ -77,7 +79,7 @@ def build_training_graphs(
     forward.metadata_props[TRAINABLE_KEY] = json.dumps(names.trainable)
     forward.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
     return TrainingGraphs(
-        _training_model(forward.clone(), names),
+        _training_model(forward.clone(), names, train_batch_norm),
         _eval_model(forward.clone()),
         {name: tensors[name] for name in names.trainable},
         {name: tensors[name] for name in names.frozen},
@@ -105,7 +107,7 @@ def _set_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     if unknown:
         raise ValueError(
             f"The graph has no value {', '.join(map(repr, unknown))} to use as an output; its outputs are "
-            f"{', '.join(repr(value.name) for value in graph.outputs)}, and the output of any node can be named."
+            f"{', '.join(repr(value.name) for value in graph.outputs)}; the output of any node can be named."
         )
     graph.outputs[:] = [values[name] for name in dict.fromkeys(names)]
 
@@ -123,9 +125,13 @@ def _parameters_to_inputs(model: ir.Model, names: ParameterNames) -> dict[str, o
     return tensors
 
 
-def _training_model(model: ir.Model, names: ParameterNames) -> onnx.ModelProto:
+def _training_model(model: ir.Model, names: ParameterNames, train_batch_norm: bool) -> onnx.ModelProto:
     outputs = [str(value.name) for value in model.graph.outputs]
-    updated = modes.set_training_mode(model)
+    if train_batch_norm:
+        updated = modes.train_batch_norm(model)
+    else:
+        modes.freeze_batch_norm(model)
+        updated = {}
     model.graph.outputs.extend(updated.values())
     result = build_gradient_model(ir.to_proto(model), names.trainable, loss=outputs[0])
     outputs += [name + GRADIENT_SUFFIX for name in names.trainable]

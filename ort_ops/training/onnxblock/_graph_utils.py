@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -71,7 +72,7 @@ def import_domain(model: onnx.ModelProto, domain: str, version: int) -> None:
         model.opset_import.append(onnx.helper.make_opsetid(domain, version))
 
 
-def add_node(op_type: str, inputs: Sequence[str], domain: str = "", **attributes: object) -> str:
+def add_node(op_type: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
     """Add a node with one output to the model; returns the output's name."""
     accessor = model_accessor.current()
     output = accessor.new_name(f"{op_type.lower()}_output")
@@ -110,7 +111,10 @@ def add_graph(token: str, inputs: Sequence[str], build: Callable[..., ir.Value])
     for node in graph:
         node.metadata_props.clear()
         for value in node.outputs:
-            value.name = accessor.new_name(token if value is result else f"{token}.{node.op_type}")
+            if value is result:
+                value.name = accessor.free_name(token)
+            else:
+                value.name = accessor.new_name(f"{token}.{node.op_type}")
             if node.op_type == "Constant":
                 accessor.constants.add(value.name)
     for value in list(graph.initializers.values()):

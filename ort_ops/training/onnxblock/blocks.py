@@ -22,6 +22,7 @@ class Block(ABC):
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
         """`temp_file_name` is accepted for programs that pass it; blocks write no files."""
+        super().__init__()
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +39,7 @@ class Block(ABC):
 class _Node(Block):
     """One node of a standard operator, from names of its inputs to the name of its output."""
 
-    def __init__(self, op_type: str, **attributes: object) -> None:
+    def __init__(self, op_type: str, **attributes: Any) -> None:
         super().__init__()
         self._op_type = op_type
         self._attributes = attributes
@@ -243,17 +244,17 @@ class LabelEncoder(Block):
 
 
 class Linear(Block):
-    """alpha * x @ weight + beta * bias with new parameters: weight [in_features, out_features] and, if `bias`,
-    bias [out_features], float32, drawn from the normal distribution by NumPy's global generator."""
+    """alpha * x @ weight + beta * bias with new float32 parameters: weight [in_features, out_features] and, if
+    wanted, bias [out_features], drawn from the normal distribution by NumPy's global generator."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0
     ) -> None:
         super().__init__()
-        self._shapes = {"linear.weight": (in_features, out_features)}
+        self._shapes: dict[str, tuple[int, ...]] = {"linear.weight": (in_features, out_features)}
         if bias:
             self._shapes["linear.bias"] = (out_features,)
-        self._factors = {"alpha": alpha, "beta": beta}
+        self._factors: dict[str, Any] = {"alpha": alpha, "beta": beta}
 
     def build(self, linear_input_name: str) -> str:
         names = [self._parameter(token, shape) for token, shape in self._shapes.items()]

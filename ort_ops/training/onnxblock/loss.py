@@ -48,8 +48,8 @@ class L1Loss(_TargetLoss):
 
 
 class HuberLoss(_TargetLoss):
-    """Quadratic up to a distance of `delta`, linear beyond, as torch.nn.HuberLoss. reduction: "mean", "sum" or
-    "none"."""
+    """Quadratic up to a distance of `delta`, linear beyond, as torch.nn.HuberLoss. reduction: "mean", "sum"
+    or "none"."""
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         if not delta > 0:
@@ -148,8 +148,8 @@ class CrossEntropyLoss(Block):
                 if fits(expected, labels):
                     return axis
         raise ValueError(
-            f"CrossEntropyLoss: the labels {labels_name!r} must have the shape of the scores {scores_name!r}, "
-            f"{_shown(scores)}, without axis 1 or without the last axis; got {_shown(labels)}."
+            f"CrossEntropyLoss: the labels {labels_name!r} must have the shape of the scores {scores_name!r} "
+            f"without axis 1 or without the last axis. The scores are {_shown(scores)}; got {_shown(labels)}."
         )
 
     def _check_weight(self, scores_name: str, classes: int | str | None) -> None:

@@ -37,6 +37,13 @@ class ModelAccessor:
         self._last_number += 1
         return f"onnx::{token}::{self._last_number}"
 
+    def free_name(self, token: str) -> str:
+        """`token` itself, or a new name if something in the model has it."""
+        graph = self.model.graph
+        taken = {value.name for value in [*graph.input, *graph.initializer]}
+        taken.update(name for node in graph.node for name in node.output)
+        return self.new_name(token) if token in taken else token
+
     @contextmanager
     def building(self) -> Iterator[None]:
         """While a block builds. After the outermost one, onnx's checker sees the whole model once."""
