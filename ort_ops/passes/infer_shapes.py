@@ -29,11 +29,27 @@ def infer_shapes(model: ir.Model) -> None:
         raise PassError(
             f"the types or shapes of the model's operators do not fit together: {error}"
         ) from error
-    known = {info.name: info.type for info in [*inferred.graph.value_info, *inferred.graph.output]}
-    for node in model.graph:
+    _refine_graph(model.graph, inferred.graph)
+
+
+def _refine_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    known = {info.name: info.type for info in [*inferred.value_info, *inferred.output]}
+    bodies = {
+        (tuple(node.output), attribute.name): attribute.g
+        for node in inferred.node
+        for attribute in node.attribute
+        if attribute.HasField("g")
+    }
+    for node in graph:
         for value in node.outputs:
             if value.name in known:
                 _refine(value, known[value.name])
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                _refine_graph(
+                    attribute.as_graph(),
+                    bodies[tuple(value.name or "" for value in node.outputs), attribute.name],
+                )
 
 
 def _refine(value: ir.Value, found: onnx.TypeProto) -> None:
