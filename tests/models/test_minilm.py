@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.trainers import WordLevelTrainer
 
 from ort_ops.gradient import build_gradient_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "minilm"))
 
 import bert
+import finetune
 import pairs
 
 CONFIG = bert.BertConfig(
@@ -163,3 +169,44 @@ def test_no_title_is_on_both_sides():
     assert sorted(training + held_out, key=everything.index) == everything
     assert not {pair.title for pair in training} & {pair.title for pair in held_out}
     assert 40 <= len(held_out) <= 80
+
+
+@pytest.fixture
+def texts_of_topics(tmp_path) -> finetune.Texts:
+    tokenizer = Tokenizer(WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    trainer = WordLevelTrainer(vocab_size=300, special_tokens=["[PAD]", "[UNK]"])
+    tokenizer.train_from_iterator(finetune.topics.values(), trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return finetune.Texts(tmp_path)
+
+
+def test_fine_tuning_learns_with_frozen_tables(tmp_path, monkeypatch, texts_of_topics):
+    """The whole program, with an encoder small enough for a test in place of the published one."""
+    config = replace(CONFIG, vocab_size=300, max_position_embeddings=finetune.PASSAGE_TOKENS)
+    generator = np.random.default_rng(0)
+    first = {
+        name: np.ones(shape, np.float32)
+        if name.endswith("LayerNorm.weight")
+        else generator.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in bert.parameter_shapes(config).items()
+    }
+    monkeypatch.setattr(finetune, "load_published_model", lambda: (config, first, texts_of_topics))
+    output = tmp_path / "minilm"
+    finetune.main(output, epochs=2, batch_size=32, learning_rate=5e-3, threads=1)
+
+    trained = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(output / "minilm.onnx").graph.initializer
+        if tensor.name in first
+    }
+    assert trained.keys() == first.keys()
+    unchanged = {name for name in first if np.array_equal(trained[name], first[name])}
+    assert unchanged == {name for name in first if name.endswith("_embeddings.weight")}
+
+    samples = dict(np.load(output / "pairs.npz"))
+    assert {len(array) for array in samples.values()} == {len(samples["title_input_ids"])}
+    batch = {name: array[:64] for name, array in samples.items()}
+    guessing = np.log(64)
+    assert run(bert.build_contrastive_model(config, trained), batch)[0] < guessing - 0.2
+    assert (output / "loss.png").read_bytes().startswith(b"\x89PNG")
