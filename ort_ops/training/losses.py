@@ -137,7 +137,10 @@ def cross_entropy(
         classes = op.Cast(_class_count(op, scores, class_axis), to=scores.dtype)
         spread = op.Mul(op.Div(spread, classes), label_smoothing)
         loss = op.Add(op.Mul(loss, 1.0 - label_smoothing), spread)
-    return op.Reshape(loss, shape) if flatten and reduction == "none" else loss
+    if flatten and reduction == "none":
+        loss = op.Reshape(loss, shape)
+        loss.shape = labels.shape
+    return loss
 
 
 def _checked_labels(

@@ -123,5 +123,6 @@ def add_graph(token: str, inputs: Sequence[str], build: Callable[..., ir.Value])
         accessor.model.graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
         accessor.constants.add(value.name)
     accessor.model.graph.node.extend(ir.serde.serialize_node(node) for node in graph)
+    accessor.model.graph.value_info.append(ir.serde.serialize_value(result))
     assert result.name is not None
     return result.name

@@ -244,8 +244,8 @@ class LabelEncoder(Block):
 
 
 class Linear(Block):
-    """alpha * x @ weight + beta * bias with new float32 parameters: weight [in_features, out_features] and, if
-    wanted, bias [out_features], drawn from the normal distribution by NumPy's global generator."""
+    """alpha * x @ weight + beta * bias with new float32 parameters: weight [in_features, out_features] and,
+    if wanted, bias [out_features], drawn from the normal distribution by NumPy's global generator."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0
