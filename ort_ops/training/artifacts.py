@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from ort_ops.training.artifact_files import write_artifacts
 from ort_ops.training.checkpoint import Checkpoint
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
 from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, UpdateRule
-from ort_ops.training.training_graphs import TrainingGraphs, build_training_graphs
+from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
 
 ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
 """Where the models' metadata lists, in JSON, the outputs that a step returns after the loss."""
@@ -88,6 +89,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     train_batch_norm: bool = True,
+    evaluation_model: Model | None = None,
 ) -> None:
     """Write `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx` and `checkpoint`.
 
@@ -124,6 +126,7 @@ def generate_artifacts(
         additional_output_names,
         loss_input_names,
         train_batch_norm=train_batch_norm,
+        evaluation_model=evaluation_model,
     )
     models = {"training_model": artifacts.training_model, "eval_model": artifacts.eval_model}
     if artifacts.optimizer_model is not None:
@@ -149,6 +152,7 @@ def build_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     train_batch_norm: bool = True,
+    evaluation_model: Model | None = None,
 ) -> Artifacts:
     """What `generate_artifacts` writes, in memory.
 
@@ -174,6 +178,9 @@ def build_artifacts(
         train_batch_norm: whether BatchNormalization takes the batch's statistics in training and updates the
             running ones. With False the running ones are used and kept, as is usual when a trained model is
             adapted with small batches.
+        evaluation_model: `model` in evaluation mode, with the same inputs and parameters, where that is more
+            than Dropout and BatchNormalization can say. Then `model` is trained as it stands, and its outputs
+            `<p>_updated` are the new values of its parameters p, which are frozen.
 
     The training model: inputs are the forward model's, the loss's, then every parameter in the order of the
     initializers. Outputs are the loss, the additional ones, the forward model's, `<p>_grad` of each trained p
@@ -189,7 +196,6 @@ def build_artifacts(
         TypeError: an argument of a wrong kind.
         FileNotFoundError: there is no file of the model.
     """
-    forward = _read(model)
     for argument, names in (
         ("requires_grad", requires_grad),
         ("frozen_params", frozen_params),
@@ -198,21 +204,25 @@ def build_artifacts(
     ):
         _check_names(argument, names)
     block = _loss_block(loss)
-    own_outputs = [value.name for value in forward.graph.output]
-    with onnxblock.base(forward) as accessor:
-        result = block(*(loss_input_names or own_outputs))
-        loss_name, *further = [result] if isinstance(result, str) else result
-        returned = list(dict.fromkeys([*further, *(additional_output_names or ())]))
-        graphs = build_training_graphs(
-            accessor.model,
-            [loss_name, *returned, *own_outputs],
-            requires_grad=requires_grad,
-            frozen_params=frozen_params or (),
-            constants=accessor.constants,
-            train_batch_norm=train_batch_norm,
-        )
+    with_loss = partial(
+        _add_loss,
+        block=block,
+        loss_input_names=loss_input_names or (),
+        additional_output_names=additional_output_names or (),
+    )
+    trained = with_loss(_read(model))
+    evaluated = None if evaluation_model is None else with_loss(_read(evaluation_model))
+    graphs = build_training_graphs(
+        trained.model,
+        trained.outputs,
+        requires_grad=requires_grad,
+        frozen_params=frozen_params or (),
+        constants=trained.constants,
+        train_batch_norm=train_batch_norm,
+        evaluation=evaluated,
+    )
     for made in (graphs.training_model, graphs.eval_model):
-        made.metadata_props.add(key=ADDITIONAL_OUTPUTS_KEY, value=json.dumps(returned))
+        made.metadata_props.add(key=ADDITIONAL_OUTPUTS_KEY, value=json.dumps(trained.returned))
     return Artifacts(
         graphs.training_model, graphs.eval_model, _optimizer_model(optimizer, graphs), _checkpoint(graphs)
     )
@@ -235,6 +245,34 @@ def _read(model: Model) -> onnx.ModelProto:
     except DecodeError as error:
         what = "bytes" if isinstance(model, bytes) else f"file '{os.fspath(model)}'"
         raise ValueError(f"generate_artifacts: the {what} given as model is not an ONNX model.") from error
+
+
+@dataclass(frozen=True)
+class _ForwardWithLoss(WithOutputs):
+    """A forward model to which a loss was added.
+
+    Attributes:
+        returned: those of `outputs` that a step returns besides the loss.
+        constants: initializers that came with the loss.
+    """
+
+    returned: Sequence[str]
+    constants: Collection[str]
+
+
+def _add_loss(
+    forward: onnx.ModelProto,
+    block: onnxblock.Block,
+    loss_input_names: Sequence[str],
+    additional_output_names: Sequence[str],
+) -> _ForwardWithLoss:
+    own_outputs = [value.name for value in forward.graph.output]
+    with onnxblock.base(forward) as accessor:
+        result = block(*(loss_input_names or own_outputs))
+        loss_name, *further = [result] if isinstance(result, str) else result
+        returned = list(dict.fromkeys([*further, *additional_output_names]))
+        outputs = [loss_name, *returned, *own_outputs]
+        return _ForwardWithLoss(accessor.model, outputs, returned, accessor.constants)
 
 
 def _check_names(argument: str, names: Sequence[str] | None) -> None:

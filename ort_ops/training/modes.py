@@ -49,6 +49,14 @@ def train_batch_norm(model: ir.Model) -> dict[str, ir.Value]:
     return {str(source.name): _named_output(model.graph, source, last) for source, last in latest.items()}
 
 
+def stated_updates(model: ir.Model) -> dict[str, ir.Value]:
+    """For each parameter p (an initializer or input) that the model itself gives a new value, its output
+    `<p>_updated`."""
+    parameters = [*model.graph.initializers, *(str(value.name) for value in model.graph.inputs)]
+    outputs = {str(value.name): value for value in model.graph.outputs}
+    return {name: outputs[name + UPDATED_SUFFIX] for name in parameters if name + UPDATED_SUFFIX in outputs}
+
+
 def set_evaluation_mode(model: ir.Model) -> None:
     """Dropout does nothing, BatchNormalization takes the running statistics."""
     for node in _nodes(model, "Dropout"):

@@ -45,6 +45,14 @@ class TrainingGraphs:
     frozen: dict[str, onnx.TensorProto]
 
 
+@dataclass(frozen=True)
+class WithOutputs:
+    """A forward model with its loss, and the names of its values to return: the loss, then the others."""
+
+    model: onnx.ModelProto
+    outputs: Sequence[str]
+
+
 def build_training_graphs(
     model: onnx.ModelProto,
     outputs: Sequence[str],
@@ -53,6 +61,7 @@ def build_training_graphs(
     frozen_params: Sequence[str] = (),
     constants: Collection[str] = (),
     train_batch_norm: bool = True,
+    evaluation: WithOutputs | None = None,
 ) -> TrainingGraphs:
     """Build both models.
 
@@ -61,6 +70,8 @@ def build_training_graphs(
         outputs: names of values of its graph: the loss, then what else the models shall return.
         requires_grad, frozen_params, constants: see `parameters.choose_parameters`.
         train_batch_norm: whether BatchNormalization takes the batch's statistics in training.
+        evaluation: the model in evaluation mode with its outputs. Then `model` is trained as it stands:
+            BatchNormalization keeps the mode that it has, and an output `<p>_updated` is the new value of p.
 
     Raises:
         ValueError: an output is not there, the loss is not a scalar, a parameter cannot be chosen so, or
@@ -72,15 +83,23 @@ def build_training_graphs(
         forward.graph.outputs[0],
         requires_grad,
         frozen_params,
-        statistics=modes.statistics(forward),
+        statistics=[*modes.statistics(forward), *(modes.stated_updates(forward) if evaluation else ())],
         constants=constants,
     )
     tensors = _parameters_to_inputs(forward, names)
-    forward.metadata_props[TRAINABLE_KEY] = json.dumps(names.trainable)
-    forward.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
+    _note_names(forward, names)
+    if evaluation is None:
+        evaluated = forward.clone()
+        modes.set_evaluation_mode(evaluated)
+        updated = modes.train_batch_norm(forward) if train_batch_norm else {}
+        if not train_batch_norm:
+            modes.freeze_batch_norm(forward)
+    else:
+        evaluated = _evaluation_model(evaluation, forward, names)
+        updated = modes.stated_updates(forward)
     return TrainingGraphs(
-        _training_model(forward.clone(), names, train_batch_norm),
-        _eval_model(forward.clone()),
+        _training_model(forward, names, updated),
+        ir.to_proto(evaluated),
         {name: tensors[name] for name in names.trainable},
         {name: tensors[name] for name in names.frozen},
     )
@@ -125,14 +144,11 @@ def _parameters_to_inputs(model: ir.Model, names: ParameterNames) -> dict[str, o
     return tensors
 
 
-def _training_model(model: ir.Model, names: ParameterNames, train_batch_norm: bool) -> onnx.ModelProto:
-    outputs = [str(value.name) for value in model.graph.outputs]
-    if train_batch_norm:
-        updated = modes.train_batch_norm(model)
-    else:
-        modes.freeze_batch_norm(model)
-        updated = {}
-    model.graph.outputs.extend(updated.values())
+def _training_model(model: ir.Model, names: ParameterNames, updated: dict[str, ir.Value]) -> onnx.ModelProto:
+    """With the gradients, and the `updated` values of parameters behind them."""
+    kept = [value for value in model.graph.outputs if value not in updated.values()]
+    model.graph.outputs[:] = [*kept, *updated.values()]
+    outputs = [str(value.name) for value in kept]
     result = build_gradient_model(ir.to_proto(model), names.trainable, loss=outputs[0])
     outputs += [name + GRADIENT_SUFFIX for name in names.trainable]
     outputs += [str(value.name) for value in updated.values()]
@@ -143,6 +159,19 @@ def _training_model(model: ir.Model, names: ParameterNames, train_batch_norm: bo
     return result
 
 
-def _eval_model(model: ir.Model) -> onnx.ModelProto:
-    modes.set_evaluation_mode(model)
-    return ir.to_proto(model)
+def _evaluation_model(evaluation: WithOutputs, training: ir.Model, names: ParameterNames) -> ir.Model:
+    """The model in evaluation mode with the inputs of the one in training mode."""
+    model = _prepared(evaluation.model, evaluation.outputs)
+    _parameters_to_inputs(model, names)
+    own = {value.name: value for value in model.graph.inputs}
+    model.graph.inputs[:] = [
+        own.get(value.name) or ir.Value(name=value.name, type=value.type, shape=value.shape)
+        for value in training.graph.inputs
+    ]
+    _note_names(model, names)
+    return model
+
+
+def _note_names(model: ir.Model, names: ParameterNames) -> None:
+    model.metadata_props[TRAINABLE_KEY] = json.dumps(names.trainable)
+    model.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
