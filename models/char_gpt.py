@@ -1,7 +1,7 @@
 """Train a small GPT, character by character, on the text that every CPython carries (`pydoc_data.topics`).
 
 Everything runs in the stock ONNX Runtime with the ort_ops plugin: the forward model of `gpt.py` goes through
-`build_gradient_model`, the optimizer is another ONNX graph, and parameters stay in the runtime's own buffers
+`build_training_graphs`, the optimizer is another ONNX graph, and parameters stay in the runtime's own buffers
 from the first step to the last. The last tenth of the text is held out. The same seed gives the same bits
 again, on the same machine with the same number of threads.
 """
@@ -20,6 +20,7 @@ from typing import Annotated
 import gpt
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import typer
 from matplotlib.figure import Figure
@@ -32,17 +33,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-import ort_ops
-from ort_ops.gradient import build_gradient_model
-from ort_ops.training import (
-    Checkpoint,
-    EvaluationRunner,
-    TrainingRunner,
-    build_adamw_model,
-    cosine_with_warmup,
-    load_checkpoint,
-    save_checkpoint,
-)
+from ort_ops.training.api import CheckpointState, CosineLRScheduler, Module, Optimizer
+from ort_ops.training.checkpoint import Checkpoint
+from ort_ops.training.optimizer import AdamW, build_optimizer_model
+from ort_ops.training.training_graphs import build_training_graphs
 
 SAMPLE_PROMPT = "The "
 SAMPLE_LENGTH = 800
@@ -67,15 +61,6 @@ class Settings:
 
     def model(self, vocabulary: int) -> gpt.GptConfig:
         return gpt.GptConfig(vocabulary, self.context, self.width, self.heads, self.layers)
-
-    def learning_rate(self, step: int) -> float:
-        return cosine_with_warmup(
-            step,
-            peak=self.peak_learning_rate,
-            total_steps=self.steps,
-            warmup_steps=min(self.warmup_steps, self.steps),
-            final=0.05 * self.peak_learning_rate,
-        )
 
 
 @dataclass
@@ -122,9 +107,7 @@ def _windows(tokens: np.ndarray, starts: np.ndarray, context: int) -> dict[str, 
 
 
 class Training:
-    """One run: the graphs, their runners, the data and the history, and how all of it is saved and
-    resumed.
-    """
+    """One run: the graphs, the data and the history, and how all of it is saved and resumed."""
 
     def __init__(self, settings: Settings, text: str, threads: int, resume_from: Path | None = None) -> None:
         self.settings = settings
@@ -132,70 +115,72 @@ class Training:
         self.data = CharacterData(text, settings.context)
         self.config = settings.model(len(self.data.alphabet))
         self.history = History()
-        checkpoint = self._first_state() if resume_from is None else self._saved_state(resume_from)
+        first = gpt.initial_parameters(self.config, settings.seed)
+        if resume_from is None:
+            self._state = CheckpointState(Checkpoint(first))
+        else:
+            self._state = self._saved_state(resume_from)
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
-        ort_ops.register(options)
-        forward = gpt.build_loss_model(self.config, checkpoint.parameters, settings.batch)
-        optimizer = build_adamw_model(
-            gpt.parameter_shapes(self.config),
+        graphs = build_training_graphs(
+            gpt.build_loss_model(self.config, first), ["loss"], requires_grad=list(first)
+        )
+        self._module = Module(graphs.training_model, self._state, graphs.eval_model, session_options=options)
+        rule = AdamW(
             betas=(0.9, 0.95),
             weight_decay=settings.weight_decay,
             no_decay=["*.bias", "*norm.weight"],
             max_gradient_norm=1.0,
         )
-        self._runner = TrainingRunner(
-            build_gradient_model(forward, requires_grad=list(checkpoint.parameters)),
-            optimizer,
-            checkpoint.parameters,
-            optimizer_state={k: v for k, v in checkpoint.optimizer_state.items() if k != "step"} or None,
-            step=checkpoint.step,
-            session_options=options,
-        )
-        self._evaluation = EvaluationRunner(
-            gpt.build_loss_model(self.config, checkpoint.parameters), self._runner, options
+        parameters = {name: (array.shape, ir.DataType.FLOAT) for name, array in first.items()}
+        self._optimizer = Optimizer(build_optimizer_model(parameters, rule), self._module)
+        self._scheduler = CosineLRScheduler(
+            self._optimizer,
+            warmup_step_count=min(settings.warmup_steps, settings.steps),
+            total_step_count=settings.steps,
+            initial_lr=settings.peak_learning_rate,
+            final_lr=0.05 * settings.peak_learning_rate,
         )
 
     @property
     def step(self) -> int:
-        return self._runner.step
+        return self._optimizer.step_count
 
     def advance(self) -> None:
         """One training step, and after every `evaluate_every` of them (and the last) a validation."""
         settings = self.settings
         batch = self.data.training_batch(settings.seed, self.step, settings.batch)
-        results = self._runner.train_step(batch, settings.learning_rate(self.step))
-        self.history.training.append(float(results["loss"]))
+        loss = self._module.train()(batch)
+        self._optimizer.step()
+        self._scheduler.step()
+        self._module.lazy_reset_grad()
+        self.history.training.append(float(loss))
         if self.step % settings.evaluate_every == 0 or self.step == settings.steps:
             self.history.validation.append((self.step, self._validation_loss()))
 
     def _validation_loss(self) -> float:
+        self._module.eval()
         losses, weights = [], []
         for batch in self.data.validation_batches(self.settings.batch):
-            losses.append(float(self._evaluation.run(batch)["loss"]))
+            losses.append(float(self._module(batch)))
             weights.append(len(batch["tokens"]))
         return float(np.average(losses, weights=weights))
 
     def parameters(self) -> dict[str, np.ndarray]:
-        return {name: value.numpy() for name, value in self._runner.parameters.items()}
+        return {name: parameter.data for name, parameter in self._state.parameters}
 
     def text_model(self) -> onnx.ModelProto:
         return gpt.build_text_model(self.config, self.parameters(), self.data.alphabet)
 
     def save(self, path: Path) -> None:
-        state = {name: value.numpy() for name, value in self._runner.optimizer_state.items()}
-        state["step"] = np.array(self.step, np.int64)
-        notes = {"run": self._identity(), "history": asdict(self.history)}
-        properties = {name: json.dumps(value) for name, value in notes.items()}
-        save_checkpoint(path, Checkpoint(self.parameters(), state, properties=properties))
+        self._state.properties["run"] = json.dumps(self._identity())
+        self._state.properties["history"] = json.dumps(asdict(self.history))
+        CheckpointState.save_checkpoint(self._state, path, include_optimizer_state=True)
 
-    def _first_state(self) -> Checkpoint:
-        return Checkpoint(gpt.initial_parameters(self.config, self.settings.seed))
-
-    def _saved_state(self, path: Path) -> Checkpoint:
-        checkpoint = load_checkpoint(path)
-        saved, wanted = json.loads(str(checkpoint.properties["run"])), self._identity()
+    def _saved_state(self, path: Path) -> CheckpointState:
+        state = CheckpointState.load_checkpoint(path)
+        saved, wanted = json.loads(str(state.properties["run"])), self._identity()
         if saved != wanted:
             differing = [key for key in wanted if saved.get(key) != wanted[key]]
             raise ValueError(
@@ -203,9 +188,9 @@ class Training:
                 f"{', '.join(f'{key} {saved.get(key)}' for key in differing)}, but now "
                 f"{', '.join(f'{key} is {wanted[key]}' for key in differing)}. Use the same options."
             )
-        history = json.loads(str(checkpoint.properties["history"]))
+        history = json.loads(str(state.properties["history"]))
         self.history = History(history["training"], [(step, loss) for step, loss in history["validation"]])
-        return checkpoint
+        return state
 
     def _identity(self) -> dict[str, object]:
         """What must be equal for a resumed run to continue the old one."""

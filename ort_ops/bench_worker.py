@@ -165,25 +165,31 @@ def ours(case: str, folder: Path, threads: int) -> Step:
     import onnx
     import onnxruntime
 
-    import ort_ops
     from ort_ops.gradient import build_gradient_model
-    from ort_ops.training import TrainingRunner, build_adamw_model
+    from ort_ops.training.api import CheckpointState, Module, Optimizer
+    from ort_ops.training.checkpoint import Checkpoint
+    from ort_ops.training.optimizer import AdamW, build_optimizer_model
 
     forward = _with_cross_entropy(onnx.load(folder / FORWARD))
     names = [name for name in trained_names(folder) if name in {t.name for t in forward.graph.initializer}]
     values = {t.name: onnx.numpy_helper.to_array(t) for t in forward.graph.initializer if t.name in names}
     gradient_model = build_gradient_model(forward, requires_grad=names)
-    optimizer_model = build_adamw_model(
-        {name: value.shape for name, value in values.items()}, weight_decay=WEIGHT_DECAY
+    optimizer_model = build_optimizer_model(
+        {name: (value.shape, onnx.TensorProto.FLOAT) for name, value in values.items()},
+        AdamW(weight_decay=WEIGHT_DECAY),
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    ort_ops.register(options)
-    runner = TrainingRunner(gradient_model, optimizer_model, values, session_options=options)
+    module = Module(gradient_model, CheckpointState(Checkpoint(values)), session_options=options)
+    optimizer = Optimizer(optimizer_model, module)
+    optimizer.set_learning_rate(LEARNING_RATE)
     batch = _batch(folder)
 
     def step() -> float:
-        return float(runner.train_step(batch, LEARNING_RATE)["loss"])
+        loss = float(module(batch))
+        optimizer.step()
+        module.lazy_reset_grad()
+        return loss
 
     return step
 

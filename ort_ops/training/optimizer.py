@@ -53,7 +53,6 @@ __all__ = [
     "LossScaling",
     "ParameterGroup",
     "UpdateRule",
-    "build_adamw_model",
     "build_optimizer_model",
     "in_place_outputs",
     "initial_state",
@@ -344,23 +343,3 @@ def _check_names(
             f"build_optimizer_model: the parameters' names and the names made from them must all differ; "
             f"{', '.join(collisions)} would appear twice. Rename the parameter."
         )
-
-
-def build_adamw_model(
-    parameters: Mapping[str, Sequence[int]],
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: float = 0.01,
-    no_decay: Sequence[str] = (),
-    max_gradient_norm: float | None = None,
-) -> onnx.ModelProto:
-    """`build_optimizer_model` with AdamW for float32 parameters, for a run time that counts steps itself."""
-    rule = AdamW(
-        betas=betas, weight_decay=weight_decay, no_decay=no_decay, max_gradient_norm=max_gradient_norm
-    )
-    kinds = {name: (shape, ir.DataType.FLOAT) for name, shape in parameters.items()}
-    model = build_optimizer_model(kinds, rule)
-    kept = [output for output in model.graph.output if output.name != STEP + UPDATED_SUFFIX]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
-    return model

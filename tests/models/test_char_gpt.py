@@ -92,7 +92,7 @@ def test_resuming_with_other_settings_is_refused(trained: tuple[char_gpt.Trainin
 def test_checkpoint_holds_the_parameters_and_the_state(trained: tuple[char_gpt.Training, Path]) -> None:
     checkpoint = load_checkpoint(trained[1])
     assert checkpoint.step == TINY.steps
-    assert set(checkpoint.optimizer_state) - {"step"} == {
+    assert set(checkpoint.optimizer_state) == {"step"} | {
         f"{name}_{moment}_moment" for name in checkpoint.parameters for moment in ("first", "second")
     }
     for name, value in trained[0].parameters().items():

@@ -12,7 +12,6 @@ import pytest
 
 import ort_ops
 from ort_ops.gradient import build_gradient_model
-from ort_ops.training.runner import initializers_to_inputs
 
 torch = pytest.importorskip("torch", reason="PyTorch, the reference, is not installed")
 import torch_gpt  # noqa: E402 (needs torch)
@@ -104,13 +103,6 @@ def test_every_norm_is_differentiated_by_the_fused_operator_with_the_residual_gr
     with_residual = [node for node in fused if len(node.input) > 6 and node.input[6]]
     # The last norm's input goes nowhere else, so there only is no residual gradient to add.
     assert len(with_residual) == 2 * CONFIG.layers
-
-
-def test_initializers_to_inputs_keeps_the_models_meaning() -> None:
-    model = initializers_to_inputs(gpt.build_loss_model(CONFIG, large_parameters()), large_parameters())
-    onnx.checker.check_model(model, full_check=True)
-    (loss,) = plain_session(model).run(None, {**batch(), **large_parameters()})
-    assert float(loss) == pytest.approx(torch_loss(torch_parameters(), batch()).item(), rel=2e-6)
 
 
 @pytest.mark.parametrize(

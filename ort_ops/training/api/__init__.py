@@ -10,12 +10,18 @@ for inputs, labels in batches:
 """
 
 from ort_ops.training.api.checkpoint_state import CheckpointState, Parameter
-from ort_ops.training.api.lr_scheduler import CosineLRScheduler, LinearLRScheduler, LRScheduler
+from ort_ops.training.api.lr_scheduler import (
+    ConstantLRScheduler,
+    CosineLRScheduler,
+    LinearLRScheduler,
+    LRScheduler,
+)
 from ort_ops.training.api.module import Module
 from ort_ops.training.api.optimizer import Optimizer
 
 __all__ = [
     "CheckpointState",
+    "ConstantLRScheduler",
     "CosineLRScheduler",
     "LRScheduler",
     "LinearLRScheduler",

@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from ort_ops.training import peer_checkpoint
 from ort_ops.training.api.device import Device
 from ort_ops.training.api.tensor import Tensor
 from ort_ops.training.checkpoint import Checkpoint, check_property, load_checkpoint, save_checkpoint
@@ -200,11 +202,11 @@ class CheckpointState:
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
-        """The state saved in a file, by `save_checkpoint` or by `generate_artifacts`, nominal or not.
+        """The state in a file of `save_checkpoint`, of `generate_artifacts`, or of onnxruntime-training.
 
         Raises FileNotFoundError when there is no file, ValueError when it is no whole checkpoint.
         """
-        return cls(load_checkpoint(checkpoint_uri))
+        return cls((peer_checkpoint.read if _is_peers(checkpoint_uri) else load_checkpoint)(checkpoint_uri))
 
     @staticmethod
     def save_checkpoint(
@@ -224,3 +226,12 @@ class CheckpointState:
     @property
     def properties(self) -> Properties:
         return self._properties
+
+
+def _is_peers(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is a checkpoint of onnxruntime-training."""
+    path = Path(path)
+    if not path.is_file():
+        return False  # load_checkpoint says what is wrong
+    with path.open("rb") as file:
+        return file.read(8)[4:] == peer_checkpoint.IDENTIFIER

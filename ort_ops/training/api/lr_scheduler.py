@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ort_ops.training.api.optimizer import Optimizer
-from ort_ops.training.schedule import cosine_with_warmup
+from ort_ops.training.schedule import constant_with_warmup, cosine_with_warmup
 
 
 class LRScheduler:
@@ -66,6 +66,16 @@ class CosineLRScheduler(LRScheduler):
                 warmup_steps=warmup_step_count,
                 final=final_lr,
             ),
+        )
+
+
+class ConstantLRScheduler(LRScheduler):
+    """Linear warm-up, then always `initial_lr`; see `constant_with_warmup`."""
+
+    def __init__(self, optimizer: Optimizer, warmup_step_count: int, initial_lr: float) -> None:
+        super().__init__(
+            optimizer,
+            lambda step: constant_with_warmup(step, peak=initial_lr, warmup_steps=warmup_step_count),
         )
 
 
