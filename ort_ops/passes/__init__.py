@@ -12,7 +12,7 @@ One file per pass. `prepare` runs them in the order that they need each other:
 6. `fuse_layer_norm`: needs constant axes and known ranks.
 
 `expand_functions` comes after them, when differentiation knows which nodes it has no rule for. Two passes are
-for who trains and runs models: `mixed_precision` comes before differentiation, `bfloat16_on_cpu` last of all.
+for who trains and runs models: `mixed_precision` comes before differentiation, `round_on_cpu` last of all.
 
 `use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ort_ops.passes.bfloat16_on_cpu import bfloat16_on_cpu
 from ort_ops.passes.errors import PassError
 from ort_ops.passes.expand_functions import expand_functions
 from ort_ops.passes.fold_constants import fold_constants
@@ -31,13 +30,13 @@ from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
 from ort_ops.passes.mixed_precision import mixed_precision
+from ort_ops.passes.round_on_cpu import round_on_cpu
 from ort_ops.passes.time_first import time_first
 from ort_ops.passes.upgrade_opset import upgrade_opset
 from ort_ops.passes.use_add_layer_norm_grad import use_add_layer_norm_grad
 
 __all__ = [
     "PassError",
-    "bfloat16_on_cpu",
     "expand_functions",
     "fold_constants",
     "fuse_layer_norm",
@@ -45,6 +44,7 @@ __all__ = [
     "inline_functions",
     "mixed_precision",
     "prepare",
+    "round_on_cpu",
     "time_first",
     "upgrade_opset",
     "use_add_layer_norm_grad",

@@ -1,4 +1,4 @@
-"""bfloat16 models on the CPU provider: which nodes get casts, and the bits that come out."""
+"""16-bit models on the CPU provider: which nodes get casts, and the bits that come out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from operator_models import run_session
 
 import ort_ops
 from ort_ops.gradient import build_gradient_model
-from ort_ops.passes import bfloat16_on_cpu, inline_functions
+from ort_ops.passes import inline_functions, round_on_cpu
 
 HEADER = '<ir_version: 10, opset_import: ["" : 22]>'
 BFLOAT16 = ml_dtypes.bfloat16
+TYPES: dict[str, type] = {"bfloat16": BFLOAT16, "float16": np.float16}
 
 
 def rewritten(text: str) -> onnx.ModelProto:
     model = ir.from_proto(onnx.parser.parse_model(f"{HEADER} {text}"))
-    assert bfloat16_on_cpu(model)
+    assert round_on_cpu(model)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -36,33 +37,45 @@ def op_types(graph: onnx.GraphProto) -> list[str]:
     return [node.op_type for node in graph.node]
 
 
-def numbers(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(BFLOAT16)
+def numbers(seed: int, *shape: int, dtype: type = BFLOAT16) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-def test_every_result_is_rounded_once() -> None:
-    model = rewritten("""
-        f (bfloat16[3,4] x, bfloat16[4] w) => (bfloat16[3,4] y, bfloat16[4,3] t)
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_every_result_is_rounded_once(dtype: type) -> None:
+    text = """
+        f (TYPE[3,4] x, TYPE[4] w) => (TYPE[3,4] y, TYPE[4,3] t)
         { product = Mul(x, w)
           sum = Add(product, product)
           t = Transpose <perm = [1, 0]> (sum)
-          y = Sub(sum, x) }""")
+          y = Sub(sum, x) }"""
+    model = rewritten(text.replace("TYPE", dtype.__name__))
     assert op_types(model.graph) == [
         *("Cast", "Cast", "Mul", "Cast"),  # x and w to float32, the product rounded
         *("Cast", "Add", "Cast"),
         "Transpose",
         *("Cast", "Sub", "Cast"),  # x has been cast before
     ]
-    x, w = numbers(0, 3, 4), numbers(1, 4)
-    product = (x.astype(np.float32) * w.astype(np.float32)).astype(BFLOAT16)
-    total = (product.astype(np.float32) + product.astype(np.float32)).astype(BFLOAT16)
-    y = (total.astype(np.float32) - x.astype(np.float32)).astype(BFLOAT16)
+    x, w = numbers(0, 3, 4, dtype=dtype), numbers(1, 4, dtype=dtype)
+    product = (x.astype(np.float32) * w.astype(np.float32)).astype(dtype)
+    total = (product.astype(np.float32) + product.astype(np.float32)).astype(dtype)
+    y = (total.astype(np.float32) - x.astype(np.float32)).astype(dtype)
     results = run(model, x=x, w=w)
     np.testing.assert_array_equal(results["y"], y, strict=True)
     np.testing.assert_array_equal(results["t"], total.T, strict=True)
 
 
-def test_only_bfloat16_tensors_are_cast() -> None:
+def test_float16_overflows() -> None:
+    model = rewritten("""
+        f (float16[1] x) => (float16[1] y, float[1] z)
+        { large = Mul(x, x)
+          y = Div(large, x)
+          z = Cast <to = 1> (large) }""")
+    results = run(model, x=np.array([300], np.float16))
+    assert np.isposinf(results["y"]) and np.isposinf(results["z"])
+
+
+def test_only_16_bit_tensors_are_cast() -> None:
     model = rewritten("""
         f (bfloat16[2,4] x, float[2,4] z)
             => (bfloat16[2,4] y, bool[2,4] mask, float[2,4] s, float[2,1] best, int64[2,1] place)
@@ -84,6 +97,7 @@ def test_only_bfloat16_tensors_are_cast() -> None:
         "(float[3] x) => (float[3] y) { y = Relu(x) }",
         "(bfloat16[3] x) => (bfloat16[1,3] y) <int64[1] axes = {0}> { y = Unsqueeze(x, axes) }",
         "(bfloat16[3] x) => (float[3] y) { y = Cast <to = 1> (x) }",
+        "(float16[3] x) => (float16[3] y) { y = Identity(x) }",
         "(bfloat16[3] x, bfloat16[3] z) => (bfloat16[6] y) { y = Concat <axis = 0> (x, z) }",
     ],
 )
@@ -91,7 +105,7 @@ def test_leaves_alone_what_runs_as_it_is(body: str) -> None:
     proto = onnx.parser.parse_model(f"{HEADER} f {body}")
     model = ir.from_proto(proto)
     nodes = op_types(proto.graph)
-    assert not bfloat16_on_cpu(model)
+    assert not round_on_cpu(model)
     result = ir.to_proto(model)
     assert op_types(result.graph) == nodes
     ort.InferenceSession(result.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -126,8 +140,9 @@ def test_type_that_an_attribute_asks_for() -> None:
     np.testing.assert_array_equal(result, np.eye(2).astype(BFLOAT16), strict=True)
 
 
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
 @pytest.mark.parametrize("plugin", [False, True], ids=["without_plugin", "with_plugin"])
-def test_a_norm_in_bfloat16_is_trained(plugin: bool) -> None:
+def test_a_norm_in_16_bits_is_trained(plugin: bool, dtype: type) -> None:
     """Its gradient is an operator of the plugin, whose kernel and whose body both run."""
     text = """
         f (TYPE[2,3,8] x, TYPE[8] gamma, TYPE[8] beta, TYPE[8,2] w) => (TYPE loss)
@@ -138,24 +153,26 @@ def test_a_norm_in_bfloat16_is_trained(plugin: bool) -> None:
           loss = ReduceSum <keepdims = 0> (square) }"""
     shapes = {"x": (2, 3, 8), "gamma": (8,), "beta": (8,), "w": (8, 2)}
     arrays = {name: numbers(seed, *shape) for seed, (name, shape) in enumerate(shapes.items())}
-    gradients = {}
-    for kind, dtype in (("bfloat16", BFLOAT16), ("float", np.float32)):
-        forward = onnx.parser.parse_model(f"{HEADER} {text.replace('TYPE', kind)}")
+    gradients: dict[type, dict[str, np.ndarray]] = {}
+    for kind in (dtype, np.float32):
+        name = "float" if kind is np.float32 else kind.__name__
+        forward = onnx.parser.parse_model(f"{HEADER} {text.replace('TYPE', name)}")
         model = ir.from_proto(build_gradient_model(forward, list(shapes)))
-        assert bfloat16_on_cpu(model) == (kind == "bfloat16")
+        assert round_on_cpu(model) == (kind is dtype)
         options = ort.SessionOptions()
         if plugin:
             ort_ops.register(options)
         session = ort.InferenceSession(
             ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        gradients[kind] = run_session(session, {name: array.astype(dtype) for name, array in arrays.items()})
+        gradients[kind] = run_session(session, {key: array.astype(kind) for key, array in arrays.items()})
     for name in shapes:
-        exact, got = gradients["float"][f"{name}_grad"], gradients["bfloat16"][f"{name}_grad"]
-        assert got.dtype == BFLOAT16
-        # Half a dozen roundings of 2^-9 each in a row, of terms that are not larger than the largest result.
+        exact, got = gradients[np.float32][f"{name}_grad"], gradients[dtype][f"{name}_grad"]
+        assert got.dtype == dtype
+        # Half a dozen roundings in a row, of terms that are not larger than the largest result.
         error = np.abs(got.astype(np.float32) - exact).max()
-        assert error <= 6 * 2.0**-9 * np.abs(exact).max(), name
+        rounding = float(ml_dtypes.finfo(dtype).eps) / 2
+        assert error <= 6 * rounding * np.abs(exact).max(), name
 
 
 def test_inlined_functions_and_names_that_are_taken() -> None:
@@ -165,7 +182,7 @@ def test_inlined_functions_and_names_that_are_taken() -> None:
         <domain: "local", opset_import: ["" : 22]>
         Twice (a) => (b) { b = Add(a, a) }"""
     model = inline_functions(ir.from_proto(onnx.parser.parse_model(text)))
-    assert bfloat16_on_cpu(model)
+    assert round_on_cpu(model)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     x = numbers(0, 3)

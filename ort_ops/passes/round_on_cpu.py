@@ -1,9 +1,9 @@
-"""Lets a model with bfloat16 tensors run on ONNX Runtime's CPU provider.
+"""Lets a model with float16 and bfloat16 tensors run on ONNX Runtime's CPU provider as it does on a GPU.
 
-The provider has bfloat16 kernels for operators that move data, but hardly any that compute, and unlike for
-float16 it puts no casts around those. Here every other node gets them: it computes in float32 what it reads
-in bfloat16, and its results are rounded to bfloat16 at once, as those of a bfloat16 kernel with float32
-arithmetic.
+The provider has 16-bit kernels for operators that move data, but hardly any that compute. It refuses others
+in bfloat16; in float16 it computes them in float32 and removes most of the casts in between, so that nothing
+is rounded and nothing overflows. Here every such node gets casts: it computes in float32, and its results are
+rounded to its 16-bit type at once, as those of a 16-bit kernel that accumulates in float32.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ _HAVE_KERNELS = frozenset(
         *("Transpose", "Unsqueeze"),
     )
 )
-"""Operators of the default domain with bfloat16 kernels in all supported versions of the runtime."""
+"""Operators of the default domain with 16-bit kernels in all supported versions of the runtime."""
 
 _PLUGIN_DOMAIN = "ai.onnx.contrib"
-"""The plugin's operators have bfloat16 kernels, and bodies that compute in float32."""
+"""The plugin's operators have 16-bit kernels, and bodies that compute in float32."""
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def bfloat16_on_cpu(model: ir.Model) -> bool:
-    """Put casts, in place, around the nodes that have no bfloat16 kernel on the CPU; returns whether any has
-    got one.
+def round_on_cpu(model: ir.Model) -> bool:
+    """Put casts, in place, around the nodes that have no 16-bit kernel on the CPU; returns whether any is
+    there.
 
     Inputs and outputs of the graph keep their names and types. Functions of the model, but for those of the
     plugin's operators, must have been inlined.
@@ -49,14 +51,14 @@ def _lacks_kernel(node: ir.Node) -> bool:
     if node.domain == _PLUGIN_DOMAIN or (node.domain == "" and node.op_type in _HAVE_KERNELS):
         return False
     values = (*node.inputs, *node.outputs)
-    return any(value is not None and value.dtype is ir.DataType.BFLOAT16 for value in values)
+    return any(value is not None and value.dtype in _NARROW for value in values)
 
 
 def _widen_inputs(node: ir.Node, wide: dict[tuple[ir.Graph, ir.Value], ir.Value], names: _Names) -> None:
     """Let the node read float32; a value is cast once in each graph."""
     graph = _graph_of(node)
     for index, value in enumerate(node.inputs):
-        if value is None or value.dtype is not ir.DataType.BFLOAT16:
+        if value is None or value.dtype not in _NARROW:
             continue
         if (graph, value) not in wide:
             cast = _cast(value, ir.DataType.FLOAT, names)
@@ -66,13 +68,13 @@ def _widen_inputs(node: ir.Node, wide: dict[tuple[ir.Graph, ir.Value], ir.Value]
 
 
 def _round_outputs(node: ir.Node, names: _Names) -> None:
-    """Let the node make float32, which is rounded to a bfloat16 value of the old name."""
+    """Let the node make float32, which is rounded to a value of the old name and type."""
     graph = _graph_of(node)
     last = node
     for output in node.outputs:
-        if output.dtype is not ir.DataType.BFLOAT16:
+        if output.dtype is None or output.dtype not in _NARROW:
             continue
-        cast = _cast(output, ir.DataType.BFLOAT16, names)
+        cast = _cast(output, output.dtype, names)
         rounded = cast.outputs[0]
         output.replace_all_uses_with(rounded, replace_graph_outputs=True)
         cast.replace_input_with(0, output)
@@ -80,7 +82,7 @@ def _round_outputs(node: ir.Node, names: _Names) -> None:
         output.dtype = ir.DataType.FLOAT
         graph.insert_after(last, cast)
         last = cast
-    if node.attributes.get_int("dtype", 0) == ir.DataType.BFLOAT16:
+    if node.attributes.get_int("dtype", 0) in _NARROW:
         node.attributes.add(ir.AttrInt64("dtype", int(ir.DataType.FLOAT)))
 
 
