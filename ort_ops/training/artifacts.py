@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ort_ops.training import onnxblock
 from ort_ops.training.artifact_files import write_artifacts
 from ort_ops.training.checkpoint import Checkpoint
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
-from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, UpdateRule
+from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, LossScaling, UpdateRule
 from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
 
 ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
@@ -90,6 +91,8 @@ def generate_artifacts(
     *,
     train_batch_norm: bool = True,
     evaluation_model: Model | None = None,
+    compute_type: str | None = None,
+    loss_scale: LossScaling | float | str | None = None,
 ) -> None:
     """Write `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx` and `checkpoint`.
 
@@ -127,6 +130,8 @@ def generate_artifacts(
         loss_input_names,
         train_batch_norm=train_batch_norm,
         evaluation_model=evaluation_model,
+        compute_type=compute_type,
+        loss_scale=loss_scale,
     )
     models = {"training_model": artifacts.training_model, "eval_model": artifacts.eval_model}
     if artifacts.optimizer_model is not None:
@@ -153,6 +158,8 @@ def build_artifacts(
     *,
     train_batch_norm: bool = True,
     evaluation_model: Model | None = None,
+    compute_type: str | None = None,
+    loss_scale: LossScaling | float | str | None = None,
 ) -> Artifacts:
     """What `generate_artifacts` writes, in memory.
 
@@ -181,6 +188,12 @@ def build_artifacts(
         evaluation_model: `model` in evaluation mode, with the same inputs and parameters, where that is more
             than Dropout and BatchNormalization can say. Then `model` is trained as it stands, and its outputs
             `<p>_updated` are the new values of its parameters p, which are frozen.
+        compute_type: "float16" or "bfloat16": training computes matrix products and convolutions in it; the
+            parameters stay float32, and evaluation is computed as the model has it.
+        loss_scale: what the loss is multiplied by while gradients are computed, so that float16 can hold
+            them; the optimizer divides by it. "dynamic": as large as the gradients allow, starting with
+            65536; steps in which a gradient overflows are skipped. A number: always that. A `LossScaling`: by
+            its rules. None: "dynamic" if compute_type is "float16", else none.
 
     The training model: inputs are the forward model's, the loss's, then every parameter in the order of the
     initializers. Outputs are the loss, the additional ones, the forward model's, `<p>_grad` of each trained p
@@ -204,6 +217,7 @@ def build_artifacts(
     ):
         _check_names(argument, names)
     block = _loss_block(loss)
+    scaling = _loss_scaling("dynamic" if loss_scale is None and compute_type == "float16" else loss_scale)
     with_loss = partial(
         _add_loss,
         block=block,
@@ -220,11 +234,16 @@ def build_artifacts(
         constants=trained.constants,
         train_batch_norm=train_batch_norm,
         evaluation=evaluated,
+        compute_type=_compute_type(compute_type),
+        scale_loss=scaling is not None,
     )
     for made in (graphs.training_model, graphs.eval_model):
         made.metadata_props.add(key=ADDITIONAL_OUTPUTS_KEY, value=json.dumps(trained.returned))
     return Artifacts(
-        graphs.training_model, graphs.eval_model, _optimizer_model(optimizer, graphs), _checkpoint(graphs)
+        graphs.training_model,
+        graphs.eval_model,
+        _optimizer_model(optimizer, graphs, scaling),
+        _checkpoint(graphs),
     )
 
 
@@ -293,22 +312,44 @@ def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:
     )
 
 
+def _compute_type(name: str | None) -> ir.DataType | None:
+    types = {None: None, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+    if name not in types:
+        raise ValueError(
+            f"generate_artifacts: compute_type must be 'float16', 'bfloat16' or None; got {name!r}."
+        )
+    return types[name]
+
+
+def _loss_scaling(scale: LossScaling | float | str | None) -> LossScaling | None:
+    if scale is None or isinstance(scale, LossScaling):
+        return scale
+    if scale == "dynamic":
+        return LossScaling()
+    if isinstance(scale, str):
+        raise ValueError(f"generate_artifacts: loss_scale must be 'dynamic' or a number; got {scale!r}.")
+    return LossScaling(initial_scale=scale, minimum_scale=scale, growth_factor=1.0, backoff_factor=1.0)
+
+
 def _optimizer_model(
-    optimizer: OptimType | UpdateRule | onnxblock.Block | None, graphs: TrainingGraphs
+    optimizer: OptimType | UpdateRule | onnxblock.Block | None,
+    graphs: TrainingGraphs,
+    scaling: LossScaling | None,
 ) -> onnx.ModelProto | None:
     trainable = list(graphs.trainable.values())
     if optimizer is None:
         return None
     if isinstance(optimizer, OptimType):
         optimizer = _RULES[optimizer]()
-    if isinstance(optimizer, UpdateRule):
-        return optimizer_model(trainable, optimizer)
     if isinstance(optimizer, onnxblock.ForwardBlock):
         with onnxblock.empty_base():
             optimizer((trainable, list(graphs.frozen.values())))
         built = optimizer.to_model_proto()
-        rule = rule_of(built)
-        return built if rule is None else optimizer_model(trainable, rule)
+        optimizer = rule_of(built)
+        if optimizer is None:
+            return built
+    if isinstance(optimizer, UpdateRule):
+        return optimizer_model(trainable, optimizer, scaling)
     raise TypeError(
         "generate_artifacts: optimizer must be an OptimType, a rule such as "
         "ort_ops.training.optimizer.AdamW(weight_decay=0.1), an onnxblock.ForwardBlock, or None; got "

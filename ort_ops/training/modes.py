@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-UPDATED_SUFFIX = "_updated"
+from ort_ops.training.optimizer import UPDATED_SUFFIX
 
 _MEAN, _VARIANCE = 3, 4
 """The inputs of BatchNormalization that are its running statistics."""
@@ -27,7 +27,7 @@ def statistics(model: ir.Model) -> list[str]:
     return list(found)
 
 
-def train_batch_norm(model: ir.Model) -> dict[str, ir.Value]:
+def train_batch_norm(model: ir.Model) -> list[ir.Value]:
     """BatchNormalization takes the statistics of the batch and updates the running ones.
 
     Returns:
@@ -46,15 +46,14 @@ def train_batch_norm(model: ir.Model) -> dict[str, ir.Value]:
                 node.replace_input_with(statistic, latest[source])
             if source.is_graph_input():
                 latest[source] = updated
-    return {str(source.name): _named_output(model.graph, source, last) for source, last in latest.items()}
+    return [_named_output(model.graph, source, last) for source, last in latest.items()]
 
 
-def stated_updates(model: ir.Model) -> dict[str, ir.Value]:
-    """For each parameter p (an initializer or input) that the model itself gives a new value, its output
-    `<p>_updated`."""
-    parameters = [*model.graph.initializers, *(str(value.name) for value in model.graph.inputs)]
-    outputs = {str(value.name): value for value in model.graph.outputs}
-    return {name: outputs[name + UPDATED_SUFFIX] for name in parameters if name + UPDATED_SUFFIX in outputs}
+def stated_updates(model: ir.Model) -> list[str]:
+    """The outputs `<p>_updated` that the model itself has for initializers p."""
+    outputs = {value.name for value in model.graph.outputs}
+    updates = [name + UPDATED_SUFFIX for name in model.graph.initializers]
+    return [name for name in updates if name in outputs]
 
 
 def set_evaluation_mode(model: ir.Model) -> None:

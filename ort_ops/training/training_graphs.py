@@ -18,13 +18,11 @@ from ort_ops.gradient import build_gradient_model
 from ort_ops.gradient.builder import GRADIENT_SUFFIX
 from ort_ops.gradient.registry import OLDEST_OPSET
 from ort_ops.training import modes
+from ort_ops.training.optimizer import LOSS_SCALE, UPDATED_SUFFIX
 from ort_ops.training.parameters import ParameterNames, choose_parameters
 
-TRAINABLE_KEY = "ort_ops.trainable"
-"""Where the models' metadata lists the trained parameters, in JSON."""
-
 FROZEN_KEY = "ort_ops.frozen"
-"""Where it lists those that are not."""
+"""Where the models' metadata lists, in JSON, the parameters that are not trained."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,8 @@ def build_training_graphs(
     constants: Collection[str] = (),
     train_batch_norm: bool = True,
     evaluation: WithOutputs | None = None,
+    compute_type: ir.DataType | None = None,
+    scale_loss: bool = False,
 ) -> TrainingGraphs:
     """Build both models.
 
@@ -72,33 +72,40 @@ def build_training_graphs(
         train_batch_norm: whether BatchNormalization takes the batch's statistics in training.
         evaluation: the model in evaluation mode with its outputs. Then `model` is trained as it stands:
             BatchNormalization keeps the mode that it has, and an output `<p>_updated` is the new value of p.
+        compute_type: FLOAT16 or BFLOAT16: the training model computes its matrix products and convolutions in
+            it, see `passes.mixed_precision`.
+        scale_loss: the training model has a last input `loss_scale`, float [], and its gradients are those of
+            the loss times that.
 
     Raises:
         ValueError: an output is not there, the loss is not a scalar, a parameter cannot be chosen so, or
             operators have no derivative (all are listed).
     """
     forward = _prepared(model, outputs)
+    stated = [] if evaluation is None else modes.stated_updates(forward)
     names = choose_parameters(
         forward,
         forward.graph.outputs[0],
         requires_grad,
         frozen_params,
-        statistics=[*modes.statistics(forward), *(modes.stated_updates(forward) if evaluation else ())],
+        statistics=[*modes.statistics(forward), *(name.removesuffix(UPDATED_SUFFIX) for name in stated)],
         constants=constants,
     )
-    tensors = _parameters_to_inputs(forward, names)
-    _note_names(forward, names)
     if evaluation is None:
         evaluated = forward.clone()
         modes.set_evaluation_mode(evaluated)
-        updated = modes.train_batch_norm(forward) if train_batch_norm else {}
-        if not train_batch_norm:
-            modes.freeze_batch_norm(forward)
     else:
-        evaluated = _evaluation_model(evaluation, forward, names)
-        updated = modes.stated_updates(forward)
+        evaluated = _prepared(evaluation.model, evaluation.outputs)
+    if compute_type is not None:
+        forward = passes.mixed_precision(forward, compute_type)
+    tensors = _parameters_to_inputs(forward, names)
+    _parameters_to_inputs(evaluated, names)
+    _take_inputs(evaluated, forward)
+    for made in (forward, evaluated):
+        made.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
+    updated = _batch_norm_updates(forward, train_batch_norm) if evaluation is None else stated
     return TrainingGraphs(
-        _training_model(forward, names, updated),
+        _training_model(forward, names, updated, scale_loss),
         ir.to_proto(evaluated),
         {name: tensors[name] for name in names.trainable},
         {name: tensors[name] for name in names.frozen},
@@ -144,34 +151,58 @@ def _parameters_to_inputs(model: ir.Model, names: ParameterNames) -> dict[str, o
     return tensors
 
 
-def _training_model(model: ir.Model, names: ParameterNames, updated: dict[str, ir.Value]) -> onnx.ModelProto:
-    """With the gradients, and the `updated` values of parameters behind them."""
-    kept = [value for value in model.graph.outputs if value not in updated.values()]
-    model.graph.outputs[:] = [*kept, *updated.values()]
-    outputs = [str(value.name) for value in kept]
-    result = build_gradient_model(ir.to_proto(model), names.trainable, loss=outputs[0])
+def _take_inputs(model: ir.Model, other: ir.Model) -> None:
+    """Give `model` the inputs of `other` that it lacks, in the order of `other`."""
+    own = {value.name: value for value in model.graph.inputs}
+    model.graph.inputs[:] = [
+        own[value.name] if value.name in own else ir.val(value.name, type=value.type, shape=value.shape)
+        for value in other.graph.inputs
+    ]
+
+
+def _batch_norm_updates(model: ir.Model, train: bool) -> list[str]:
+    """Set the mode of BatchNormalization; returns the outputs, added here, that are new running statistics."""
+    if not train:
+        modes.freeze_batch_norm(model)
+        return []
+    updated = modes.train_batch_norm(model)
+    model.graph.outputs.extend(updated)
+    return [str(value.name) for value in updated]
+
+
+def _training_model(
+    model: ir.Model, names: ParameterNames, updated: Sequence[str], scale_loss: bool
+) -> onnx.ModelProto:
+    """With gradients, the outputs `updated` behind them."""
+    outputs = [str(value.name) for value in model.graph.outputs if value.name not in updated]
     outputs += [name + GRADIENT_SUFFIX for name in names.trainable]
-    outputs += [str(value.name) for value in updated.values()]
+    loss = _scaled_loss(model) if scale_loss else outputs[0]
+    result = build_gradient_model(ir.to_proto(model), names.trainable, loss=loss)
     by_name = {value.name: value for value in result.graph.output}
-    ordered = [by_name[name] for name in outputs]
     del result.graph.output[:]
-    result.graph.output.extend(ordered)
+    result.graph.output.extend(by_name[name] for name in [*outputs, *updated])
     return result
 
 
-def _evaluation_model(evaluation: WithOutputs, training: ir.Model, names: ParameterNames) -> ir.Model:
-    """The model in evaluation mode with the inputs of the one in training mode."""
-    model = _prepared(evaluation.model, evaluation.outputs)
-    _parameters_to_inputs(model, names)
-    own = {value.name: value for value in model.graph.inputs}
-    model.graph.inputs[:] = [
-        own.get(value.name) or ir.Value(name=value.name, type=value.type, shape=value.shape)
-        for value in training.graph.inputs
-    ]
-    _note_names(model, names)
-    return model
-
-
-def _note_names(model: ir.Model, names: ParameterNames) -> None:
-    model.metadata_props[TRAINABLE_KEY] = json.dumps(names.trainable)
-    model.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
+def _scaled_loss(model: ir.Model) -> str:
+    """Add the input `loss_scale`, and the loss times it as an output, whose name is returned."""
+    graph = model.graph
+    taken = ir.convenience.create_value_mapping(graph)
+    if LOSS_SCALE in taken:
+        raise ValueError(
+            f"The model has a value {LOSS_SCALE!r}, but the input for the scale of the loss has that name; "
+            "rename the value."
+        )
+    loss = graph.outputs[0]
+    scale = ir.val(LOSS_SCALE, ir.DataType.FLOAT, [])
+    graph.inputs.append(scale)
+    cast = ir.node("CastLike", [scale, loss])
+    scaled = ir.node("Mul", [loss, cast.outputs[0]])
+    graph.extend([cast, scaled])
+    name = f"{loss.name}_scaled"
+    while name in taken:
+        name += "_"
+    output = scaled.outputs[0]
+    output.name, output.type, output.shape = name, loss.type, loss.shape
+    graph.outputs.append(output)
+    return name

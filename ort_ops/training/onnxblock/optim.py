@@ -18,7 +18,7 @@ from ort_ops.training.onnxblock.blocks import Block
 from ort_ops.training.onnxblock.onnxblock import ForwardBlock
 from ort_ops.training.optimizer import SGD as SGDRule
 from ort_ops.training.optimizer import AdamW as AdamWRule
-from ort_ops.training.optimizer import AdamWForm, UpdateRule, build_optimizer_model
+from ort_ops.training.optimizer import AdamWForm, LossScaling, UpdateRule, build_optimizer_model
 
 Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 """Trained and frozen parameters, as `TrainingBlock.parameters` returns them."""
@@ -186,8 +186,9 @@ class SGD(_Optimizer):
         return SGDRule(max_gradient_norm=self._max_gradient_norm)
 
 
-def optimizer_model(trainable: Sequence[onnx.TensorProto], rule: UpdateRule) -> onnx.ModelProto:
+def optimizer_model(
+    trainable: Sequence[onnx.TensorProto], rule: UpdateRule, scaling: LossScaling | None = None
+) -> onnx.ModelProto:
     """The optimizer model of these parameters."""
-    return build_optimizer_model(
-        {tensor.name: (list(tensor.dims), tensor.data_type) for tensor in trainable}, rule
-    )
+    kinds = {tensor.name: (list(tensor.dims), tensor.data_type) for tensor in trainable}
+    return build_optimizer_model(kinds, rule, loss_scaling=scaling)
