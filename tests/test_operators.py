@@ -448,10 +448,34 @@ def test_every_operator_has_a_registered_schema_and_a_body() -> None:
     assert operators.OPERATORS
     for operator in operators.OPERATORS:
         assert onnx.defs.has(operator.name, domain=operator.domain)
-        function = operator.function([slot.name for slot in operator.inputs], MIN_OPSET)
+        assert operator.min_opset >= MIN_OPSET
+        function = operator.function([slot.name for slot in operator.inputs], operator.min_opset)
         assert list(function.input) == [slot.name for slot in operator.inputs]
         assert list(function.output) == [slot.name for slot in operator.outputs]
         assert set(function.output) <= set(_written(function))
+
+
+def test_a_text_attribute_chooses_the_body() -> None:
+    operator = operators.GELU_GRAD
+    assert operator.overload(["dy", "x"]) == operator.overload(["dy", "x"], {"approximate": "none"}) == ""
+    assert operator.overload(["dy", "x"], {"approximate": "tanh"}) == "approximate_tanh"
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18, "ai.onnx.contrib": 1]>
+        g (float[2, 3] dy, float[2, 3] x) => (float[2, 3] a, float[2, 3] b)
+        {
+            a = ai.onnx.contrib.GeluGrad (dy, x)
+            b = ai.onnx.contrib.GeluGrad <approximate = "tanh"> (dy, x)
+        }
+    """)
+    embedded = embed_functions(model)
+    assert [(f.name, f.overload) for f in embedded.functions] == [
+        ("GeluGrad", ""),
+        ("GeluGrad", "approximate_tanh"),
+    ]
+    assert [node.overload for node in embedded.graph.node] == ["", "approximate_tanh"]
+    assert embedded.ir_version == 10
+    used = [{node.op_type for node in function.node} for function in embedded.functions]
+    assert "Erf" in used[0] and "Tanh" in used[1]
 
 
 def _written(function: onnx.FunctionProto) -> Iterator[str]:

@@ -1,12 +1,14 @@
 // The only list of kernels, and the two ways to hand them to ONNX Runtime: RegisterCustomOps, the entry that the runtime
 // itself looks for, and ort_ops_custom_op, for a library that adds operators to a domain of its own.
 #include "add_layer_norm_grad/op.h"
+#include "descriptions.h"
 #include "op_api.h"
 #include "ort_ops/ort_ops.h"
 
 #include <atomic>
 #include <cstdio>
 #include <mutex>
+#include <vector>
 
 namespace ort_ops {
 namespace {
@@ -29,24 +31,25 @@ bool InfersShapesAroundAbsentInputs(const OrtApiBase& api_base) {
 }
 
 // Made at the first call, for the runtime that has registered by then.
-const add_layer_norm_grad::Op* CustomOps(size_t* count) {
-  using namespace add_layer_norm_grad;
+const std::vector<Op>& CustomOps() {
   static const bool infer = infers_shapes.load(std::memory_order_acquire);
-  static const Op ops[] = {
-      {kCpuProvider, kFloat, kFloat, infer},
-      {kCpuProvider, kFloat16, kFloat16, infer},
-      {kCpuProvider, kFloat16, kFloat, infer},
-      {kCpuProvider, kBFloat16, kBFloat16, infer},
-      {kCpuProvider, kBFloat16, kFloat, infer},
+  static const std::vector<Op> ops = {
+      {kAddLayerNormGrad, kCpuProvider, {kFloat, kFloat}, infer},
+      {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat16}, infer},
+      {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat}, infer},
+      {kAddLayerNormGrad, kCpuProvider, {kBFloat16, kBFloat16}, infer},
+      {kAddLayerNormGrad, kCpuProvider, {kBFloat16, kFloat}, infer},
+      {kGeluGrad, kCpuProvider, {kFloat}, infer},
+      {kGeluGrad, kCpuProvider, {kFloat16}, infer},
+      {kGeluGrad, kCpuProvider, {kBFloat16}, infer},
 #ifdef ORT_OPS_WITH_CUDA
-      {kCudaProvider, kFloat, kFloat, infer},
-      {kCudaProvider, kFloat16, kFloat16, infer},
-      {kCudaProvider, kFloat16, kFloat, infer},
-      {kCudaProvider, kBFloat16, kBFloat16, infer},
-      {kCudaProvider, kBFloat16, kFloat, infer},
+      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat, kFloat}, infer},
+      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat16, kFloat16}, infer},
+      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat16, kFloat}, infer},
+      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kBFloat16, kBFloat16}, infer},
+      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kBFloat16, kFloat}, infer},
 #endif
   };
-  *count = sizeof(ops) / sizeof(ops[0]);
   return ops;
 }
 
@@ -58,10 +61,8 @@ OrtStatus* Domain(const OrtApi& api, OrtCustomOpDomain** domain) {
   if (made == nullptr) {
     OrtCustomOpDomain* fresh = nullptr;
     if (OrtStatus* status = api.CreateCustomOpDomain(kDomain, &fresh)) return status;
-    size_t count = 0;
-    const add_layer_norm_grad::Op* ops = CustomOps(&count);
-    for (size_t i = 0; i < count; ++i) {
-      if (OrtStatus* status = api.CustomOpDomain_Add(fresh, &ops[i])) {
+    for (const Op& op : CustomOps()) {
+      if (OrtStatus* status = api.CustomOpDomain_Add(fresh, &op)) {
         api.ReleaseCustomOpDomain(fresh);
         return status;
       }
@@ -95,7 +96,6 @@ extern "C" ORT_OPS_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOp
 // The kernel number `index`, or null past the last, or before RegisterCustomOps has been called once.
 extern "C" ORT_OPS_EXPORT const OrtCustomOp* ort_ops_custom_op(size_t index) {
   if (ort_ops::RegisteredApi() == nullptr) return nullptr;
-  size_t count = 0;
-  const ort_ops::add_layer_norm_grad::Op* ops = ort_ops::CustomOps(&count);
-  return index < count ? &ops[index] : nullptr;
+  const std::vector<ort_ops::Op>& ops = ort_ops::CustomOps();
+  return index < ops.size() ? &ops[index] : nullptr;
 }

@@ -26,6 +26,7 @@ EMULATED_SOURCES = [
     EMULATION / "emulator.cc",
     ROOT / "tests" / "cuda" / "emulated_library.cc",
     SOURCES / "last_error.cc",
+    SOURCES / "tensor_checks.cc",
     SOURCES / "cuda_device.cu",
     SOURCES / "add_layer_norm_grad" / "problem.cc",
     SOURCES / "add_layer_norm_grad" / "cuda_plan.cc",
@@ -99,9 +100,8 @@ class EmulatedLibrary(Library):
         self._plan.argtypes = [ctypes.POINTER(Tensor)] * 10 + [ctypes.c_void_p, ctypes.c_void_p]
         self._compute = library.ort_ops_add_layer_norm_grad_cuda
         self._compute.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-        destroy = library.ort_ops_add_layer_norm_grad_cuda_destroy
-        destroy.argtypes = [ctypes.c_void_p]
-        library.ort_ops_add_layer_norm_grad_destroy = destroy
+        self._destroy = library.ort_ops_add_layer_norm_grad_cuda_destroy
+        self._destroy.argtypes = [ctypes.c_void_p]
         self.use()
 
     def use(

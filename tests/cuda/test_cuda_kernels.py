@@ -314,7 +314,7 @@ def run_last_blocks(
         with library.only_last_blocks(64):
             library._check(library._compute(memory.addresses["workspace"], workspace_bytes, executor, None))
     finally:
-        library._library.ort_ops_add_layer_norm_grad_destroy(executor)
+        library._destroy(executor)
 
 
 def test_errors_are_those_of_the_cpu(library: EmulatedLibrary) -> None:

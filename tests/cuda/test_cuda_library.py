@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 
 import numpy as np
 import onnxruntime
@@ -13,6 +14,7 @@ from oracle import assert_matches, make_inputs
 
 import ort_ops
 from ort_ops.library import describe, load_library
+from ort_ops.operators import OPERATORS
 
 CUDA_FAILED = 1004
 CUDA_NOT_BUILT = 1005
@@ -73,13 +75,37 @@ def test_what_was_built_is_told() -> None:
         assert facts["CUDA"] == "built without"
 
 
-def test_every_provider_has_a_kernel_for_every_pair_of_types() -> None:
+class CustomOp(ctypes.Structure):
+    """The beginning of the runtime's OrtCustomOp."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("create_kernel", ctypes.c_void_p),
+        ("name", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)),
+        ("provider", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)),
+    ]
+
+
+def registered_kernels() -> Counter[tuple[str, str]]:
+    """How many kernels there are for each operator and provider."""
     library = load_library()
     ort_ops.register(onnxruntime.SessionOptions())  # before, the library hands out no operators
-    count = 0
-    while library.ort_ops_custom_op(count) is not None:
-        count += 1
-    assert count == (10 if architectures() else 5)
+    kernels: Counter[tuple[str, str]] = Counter()
+    while (address := library.ort_ops_custom_op(kernels.total())) is not None:
+        op = CustomOp.from_address(address)
+        kernels[op.name(address).decode(), op.provider(address).decode()] += 1
+    return kernels
+
+
+def test_every_provider_has_a_kernel_for_every_pair_of_types() -> None:
+    counts = {p: n for (name, p), n in registered_kernels().items() if name == "AddLayerNormGrad"}
+    cuda = {"CUDAExecutionProvider": 5} if architectures() else {}
+    assert counts == {"CPUExecutionProvider": 5, **cuda}
+
+
+def test_every_operator_has_a_kernel_on_the_cpu() -> None:
+    names = {name for name, provider in registered_kernels() if provider == "CPUExecutionProvider"}
+    assert names == {operator.name for operator in OPERATORS}
 
 
 def test_a_cpu_session_runs_the_cpu_kernel_beside_the_cuda_kernels() -> None:

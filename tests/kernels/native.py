@@ -5,14 +5,21 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 from oracle import Inputs
 
-DATA_TYPES = {np.dtype(np.float32): 1, np.dtype(np.float16): 10, np.dtype(ml_dtypes.bfloat16): 16}
+DATA_TYPES = {
+    np.dtype(np.float32): 1,
+    np.dtype(np.int32): 6,
+    np.dtype(np.int64): 7,
+    np.dtype(np.bool_): 9,
+    np.dtype(np.float16): 10,
+    np.dtype(ml_dtypes.bfloat16): 16,
+}
 
 SUCCESS = 0
 WORKSPACE_TOO_SMALL = 1001
@@ -120,9 +127,10 @@ class Library:
         library.ort_ops_use_cpu_target.argtypes = [ctypes.c_char_p]
         self._plan = library.ort_ops_add_layer_norm_grad_get_workspace_size
         self._plan.argtypes = [ctypes.POINTER(Tensor)] * 10 + [ctypes.c_void_p, ctypes.c_void_p]
-        self._compute = library.ort_ops_add_layer_norm_grad_cpu
+        self._compute = library.ort_ops_run_on_cpu
         self._compute.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-        library.ort_ops_add_layer_norm_grad_destroy.argtypes = [ctypes.c_void_p]
+        self._destroy = library.ort_ops_destroy_executor
+        self._destroy.argtypes = [ctypes.c_void_p]
 
     @property
     def targets(self) -> list[str]:
@@ -142,14 +150,19 @@ class Library:
     def workspace_bytes(self, **tensors: Tensor) -> int:
         """Phase one alone."""
         workspace_bytes, executor = self._planned(tensors)
-        self._library.ort_ops_add_layer_norm_grad_destroy(executor)
+        self._destroy(executor)
         return workspace_bytes
 
     def _planned(self, tensors: dict[str, Tensor]) -> tuple[int, ctypes.c_void_p]:
+        return self._planned_by(self._plan, [tensors.get(name) for name in TENSORS])
+
+    def _planned_by(
+        self, plan: Callable, tensors: Sequence[Tensor | None], attributes: Sequence[object] = ()
+    ) -> tuple[int, ctypes.c_void_p]:
         workspace_bytes = ctypes.c_size_t()
         executor = ctypes.c_void_p()
-        arguments = [ctypes.byref(tensors[name]) if name in tensors else None for name in TENSORS]
-        self._check(self._plan(*arguments, ctypes.byref(workspace_bytes), ctypes.byref(executor)))
+        pointers = [None if tensor is None else ctypes.byref(tensor) for tensor in tensors]
+        self._check(plan(*pointers, *attributes, ctypes.byref(workspace_bytes), ctypes.byref(executor)))
         return workspace_bytes.value, executor
 
     def run(
@@ -170,23 +183,80 @@ class Library:
         buffer dx takes over. Before each run the workspace is filled with `workspace_fill`:
         0xFF bytes are NaN.
         """
+        present = inputs.arrays()
+        like = {"dx": inputs.dy, "dgamma": inputs.gamma, "dbeta": inputs.gamma}
+        return self._run(
+            self._plan,
+            {name: present.get(name) for name in TENSORS[:7]},
+            {
+                name: (like[name].shape, inputs.dy.dtype if name == "dx" else np.dtype(np.float32))
+                if name in outputs
+                else None
+                for name in OUTPUTS
+            },
+            threads=threads,
+            offsets=offsets,
+            in_place={} if in_place is None else {"dx": in_place},
+            workspace_fill=workspace_fill,
+            workspace_missing_bytes=workspace_missing_bytes,
+            repeats=repeats,
+        )
+
+    def run_operator(
+        self,
+        name: str,
+        inputs: Mapping[str, np.ndarray | None],
+        outputs: Mapping[str, tuple[Sequence[int], np.dtype] | None],
+        *attributes: object,
+        **options,
+    ) -> dict[str, np.ndarray]:
+        """Runs both phases of an operator, called as in the C interface, e.g. "gelu_grad".
+
+        inputs, outputs: in the order of the C function's arguments; None where left out; an output by its
+        shape and type. attributes: ctypes values. options: as of `run`, but `in_place` maps outputs to
+        inputs.
+        """
+        return self._run(self._plan_function(name), inputs, outputs, attributes, **options)
+
+    def plan_operator(self, name: str, tensors: Sequence[Tensor | None], *attributes: object) -> int:
+        """Phase one of an operator alone; returns the workspace's bytes."""
+        size, executor = self._planned_by(self._plan_function(name), tensors, attributes)
+        self._destroy(executor)
+        return size
+
+    def _plan_function(self, name: str) -> Callable:
+        return getattr(self._library, f"ort_ops_{name}_get_workspace_size")
+
+    def _run(
+        self,
+        plan: Callable,
+        inputs: Mapping[str, np.ndarray | None],
+        outputs: Mapping[str, tuple[Sequence[int], np.dtype] | None],
+        attributes: Sequence[object] = (),
+        *,
+        threads: Threads | None = None,
+        offsets: Mapping[str, int] | None = None,
+        in_place: Mapping[str, str] | None = None,
+        workspace_fill: int = 0xFF,
+        workspace_missing_bytes: int = 0,
+        repeats: int = 1,
+    ) -> dict[str, np.ndarray]:
         offsets = offsets or {}
+        in_place = in_place or {}
+        arrays = {name: array for name, array in inputs.items() if array is not None}
+        wanted = {name: shape for name, shape in outputs.items() if shape is not None}
         buffers = {}
-        for name, array in inputs.arrays().items():
+        for name, array in arrays.items():
             buffers[name] = Buffer(array.shape, array.dtype, offsets.get(name, 0))
             buffers[name].array[...] = array
-        for name in outputs:
-            like, dtype = (
-                (inputs.dy, inputs.dy.dtype) if name == "dx" else (inputs.gamma, np.dtype(np.float32))
-            )
-            buffers[name] = Buffer(like.shape, dtype, offsets.get(name, 0))
-        if in_place is not None:
-            buffers["dx"] = buffers[in_place]
+        for name, (shape, dtype) in wanted.items():
+            source = in_place.get(name)
+            buffers[name] = buffers[source] if source else Buffer(shape, dtype, offsets.get(name, 0))
         tensors = {
             name: tensor(buffer.array.shape, DATA_TYPES[buffer.array.dtype], buffer.array.ctypes.data)
             for name, buffer in buffers.items()
         }
-        size, executor = self._planned(tensors)
+        size, executor = self._planned_by(plan, [tensors.get(n) for n in (*inputs, *outputs)], attributes)
         try:
             workspace = Buffer([size], np.dtype(np.uint8))
             parallel_for = None if threads is None else threads.c_struct()
@@ -196,11 +266,11 @@ class Library:
                 given = size - workspace_missing_bytes
                 self._check(self._compute(workspace.array.ctypes.data, given, executor, pointer))
         finally:
-            self._library.ort_ops_add_layer_norm_grad_destroy(executor)
+            self._destroy(executor)
         workspace.assert_guards("the workspace")
         for name, buffer in buffers.items():
             buffer.assert_guards(name)
-        for name, array in inputs.arrays().items():
-            if name != in_place:
+        for name, array in arrays.items():
+            if name not in in_place.values():
                 assert buffers[name].array.tobytes() == array.tobytes(), f"the input {name} was changed"
-        return {name: buffers[name].array for name in outputs}
+        return {name: buffers[name].array for name in wanted}

@@ -181,10 +181,10 @@ def test_the_library_says_its_version(installed: Library) -> None:
 
 
 def test_a_null_executor_is_refused(installed: Library) -> None:
-    compute = installed._library.ort_ops_add_layer_norm_grad_cpu
+    compute = installed._library.ort_ops_run_on_cpu
     assert compute(None, 0, None, None) == NULL_POINTER
     assert installed._library.ort_ops_last_error() == b"executor is required; got a null pointer"
-    installed._library.ort_ops_add_layer_norm_grad_destroy(ctypes.c_void_p(None))
+    installed._library.ort_ops_destroy_executor(ctypes.c_void_p(None))
 
 
 def test_the_workspace_of_an_enormous_tensor_does_not_overflow(installed: Library) -> None:

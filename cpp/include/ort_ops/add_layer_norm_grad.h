@@ -17,8 +17,6 @@
 extern "C" {
 #endif
 
-typedef struct OrtOpsAddLayerNormGradExecutor OrtOpsAddLayerNormGradExecutor;
-
 /* Phase one: checks all tensors, writes the bytes of workspace that a run needs and a new executor.
  *
  * dy, x1 [..., *norm] of type T (float, float16 or bfloat16), rank 1 to 8; x2 as dy or NULL (then x = x1);
@@ -33,16 +31,7 @@ ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x1, const OrtOpsTensor* x2, const OrtOpsTensor* rstd,
     const OrtOpsTensor* mean, const OrtOpsTensor* gamma, const OrtOpsTensor* dsum, const OrtOpsTensor* dx,
     const OrtOpsTensor* dgamma, const OrtOpsTensor* dbeta, size_t* workspace_bytes,
-    OrtOpsAddLayerNormGradExecutor** executor);
-
-/* Phase two, on the CPU: runs the plan on the caller's threads (parallel_for NULL: on the calling thread alone). The same bits
- * whatever the number of threads. May be repeated; `workspace` (64-byte aligned) is scratch of no lasting content. */
-ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_cpu(void* workspace, size_t workspace_bytes,
-                                                            const OrtOpsAddLayerNormGradExecutor* executor,
-                                                            const OrtOpsParallelFor* parallel_for);
-
-/* Frees an executor; NULL is allowed. */
-ORT_OPS_EXPORT void ort_ops_add_layer_norm_grad_destroy(OrtOpsAddLayerNormGradExecutor* executor);
+    OrtOpsExecutor** executor);
 
 /* On CUDA. The three functions fail with ORT_OPS_CUDA_NOT_BUILT in a library without CUDA. */
 typedef struct OrtOpsAddLayerNormGradCudaExecutor OrtOpsAddLayerNormGradCudaExecutor;

@@ -1,8 +1,8 @@
 /* Types and functions shared by every operator of the C interface.
  *
  * The interface needs no ONNX Runtime. An operator is called in two phases: NAME_get_workspace_size checks every
- * argument and makes an executor (the plan); NAME_cpu runs it. On CUDA they are NAME_cuda_get_workspace_size and
- * NAME_cuda. All functions return an OrtOpsStatus and never throw.
+ * argument and makes an executor (the plan); ort_ops_run_on_cpu runs it. On CUDA they are NAME_cuda_get_workspace_size
+ * and NAME_cuda. All functions return an OrtOpsStatus and never throw.
  */
 #ifndef ORT_OPS_ORT_OPS_H_
 #define ORT_OPS_ORT_OPS_H_
@@ -33,7 +33,14 @@ typedef enum OrtOpsStatus {
 } OrtOpsStatus;
 
 /* Element types, numbered as in ONNX's TensorProto.DataType. */
-typedef enum OrtOpsDataType { ORT_OPS_FLOAT = 1, ORT_OPS_FLOAT16 = 10, ORT_OPS_BFLOAT16 = 16 } OrtOpsDataType;
+typedef enum OrtOpsDataType {
+  ORT_OPS_FLOAT = 1,
+  ORT_OPS_INT32 = 6,
+  ORT_OPS_INT64 = 7,
+  ORT_OPS_BOOL = 9,
+  ORT_OPS_FLOAT16 = 10,
+  ORT_OPS_BFLOAT16 = 16
+} OrtOpsDataType;
 
 /* A dense row-major tensor. `dims` and the struct itself are read during phase one only; `data` (of any alignment) must
  * stay valid until the last run of the executor. `data` may be null where the tensor has no elements. */
@@ -50,6 +57,18 @@ typedef struct OrtOpsParallelFor {
   int (*run)(void* context, size_t count, void (*task)(void* task_data, size_t index), void* task_data);
   void* context;
 } OrtOpsParallelFor;
+
+/* A checked and planned call, made by an operator's NAME_get_workspace_size. */
+typedef struct OrtOpsExecutor OrtOpsExecutor;
+
+/* Phase two, on the CPU: runs the plan on the caller's threads (parallel_for NULL: on the calling thread alone). The same bits
+ * whatever the number of threads. May be repeated; `workspace` (64-byte aligned, of the size that phase one said, NULL
+ * where that is 0) is scratch of no lasting content. */
+ORT_OPS_EXPORT OrtOpsStatus ort_ops_run_on_cpu(void* workspace, size_t workspace_bytes, const OrtOpsExecutor* executor,
+                                               const OrtOpsParallelFor* parallel_for);
+
+/* Frees an executor; NULL is allowed. */
+ORT_OPS_EXPORT void ort_ops_destroy_executor(OrtOpsExecutor* executor);
 
 /* The last error of the calling thread as a sentence without the operator's name, e.g.
  * "gamma must be [768], the last axis of dy [8,128,768]; got [512]". Valid until the thread's next failing call. */

@@ -26,7 +26,11 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
   }
   alng::Problem problem;
   const alng::Tensors tensors = {dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta};
-  if (const auto status = alng::MakeProblem(tensors, &problem)) return status;
+  try {
+    if (const auto status = alng::MakeProblem(tensors, &problem)) return status;
+  } catch (const std::bad_alloc&) {
+    return Fail(ORT_OPS_OUT_OF_MEMORY, "no memory for the sentence that would say what is wrong");
+  }
   ort_ops::CudaDevice device = {};
   if (const auto status = ort_ops::DescribeCudaDevice(&device)) return status;
   alng::CudaPlan plan;

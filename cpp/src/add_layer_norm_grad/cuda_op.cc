@@ -3,6 +3,7 @@
 #include <string>
 
 #include "add_layer_norm_grad/op.h"
+#include "ort_ops/add_layer_norm_grad.h"
 
 namespace ort_ops::add_layer_norm_grad {
 namespace {
@@ -21,8 +22,8 @@ OrtStatus* AllocateOnStream(const Kernel& kernel, OrtKernelContext* context, siz
   if (OrtStatus* status = kernel.api.KernelContext_GetScratchBuffer(context, info, bytes, memory))
     return status;
   if (*memory != nullptr) return nullptr;
-  const std::string text = "no memory for a workspace of " + std::to_string(bytes) + " bytes";
-  return NodeError(kernel, ORT_RUNTIME_EXCEPTION, text.c_str());
+  return NodeError(kernel, ORT_RUNTIME_EXCEPTION,
+                   "no memory for a workspace of " + std::to_string(bytes) + " bytes");
 }
 
 OrtStatus* RunOnStream(const Kernel& kernel, OrtKernelContext* context, size_t workspace_bytes,
@@ -41,12 +42,14 @@ OrtStatus* RunOnStream(const Kernel& kernel, OrtKernelContext* context, size_t w
                      ort_ops_add_layer_norm_grad_cuda(workspace.get(), workspace_bytes, executor, stream));
 }
 
-OrtStatus* RunOnCuda(const Kernel& kernel, OrtKernelContext* context, const Tensors& tensors) {
+OrtStatus* RunOnCuda(const Kernel& kernel, OrtKernelContext* context, const Call& call) {
   size_t workspace_bytes = 0;
   OrtOpsAddLayerNormGradCudaExecutor* executor = nullptr;
-  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = tensors;
+  const auto& in = call.inputs;
+  const auto& out = call.outputs;
   const OrtOpsStatus status = ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
-      dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta, &workspace_bytes, &executor);
+      in[kDy], in[kX1], in[kX2], in[kRstd], in[kMean], in[kGamma], in[kDsum], out[kDx], out[kDgamma], out[kDbeta],
+      &workspace_bytes, &executor);
   if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
   const std::unique_ptr<OrtOpsAddLayerNormGradCudaExecutor, ReleaseExecutor> owned(executor);
   return RunOnStream(kernel, context, workspace_bytes, executor);

@@ -8,6 +8,7 @@
 
 #include "add_layer_norm_grad/cuda_limits.h"
 #include "last_error.h"
+#include "tensor_checks.h"
 
 namespace ort_ops::add_layer_norm_grad {
 namespace {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor_checks.h"
+
 namespace ort_ops::add_layer_norm_grad {
 namespace {
 

@@ -29,8 +29,6 @@ struct Problem {
   float* dbeta;
 };
 
-inline size_t ElementBytes(OrtOpsDataType type) { return type == ORT_OPS_FLOAT ? 4 : 2; }
-
 // The values of one call; null where the caller leaves one out.
 struct Tensors {
   const OrtOpsTensor* dy;
@@ -45,7 +43,7 @@ struct Tensors {
   const OrtOpsTensor* dbeta;
 };
 
-// Checks presence, types, ranks and shapes by the rules of ort_ops/add_layer_norm_grad.h. Throws nothing.
+// Checks presence, types, ranks and shapes by the rules of ort_ops/add_layer_norm_grad.h. Throws std::bad_alloc at most.
 OrtOpsStatus MakeProblem(const Tensors& tensors, Problem* problem);
 
 }  // namespace ort_ops::add_layer_norm_grad

@@ -2,17 +2,15 @@
 #include <memory>
 #include <string>
 
-#include "add_layer_norm_grad/op.h"
+#include "custom_op.h"
 
-namespace ort_ops::add_layer_norm_grad {
+namespace ort_ops {
 namespace {
 
 constexpr size_t kWorkspaceAlignment = 64;
 
-struct ReleaseExecutor {
-  void operator()(OrtOpsAddLayerNormGradExecutor* executor) const {
-    ort_ops_add_layer_norm_grad_destroy(executor);
-  }
+struct DestroyExecutor {
+  void operator()(OrtOpsExecutor* executor) const { ort_ops_destroy_executor(executor); }
 };
 
 struct SessionThreads {
@@ -29,7 +27,7 @@ struct SessionThreads {
 };
 
 OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, size_t workspace_bytes,
-                               const OrtOpsAddLayerNormGradExecutor* executor) {
+                               const OrtOpsExecutor* executor) {
   OrtAllocator* allocator = kernel.allocator.get();
   const auto free_workspace = [allocator](void* p) { allocator->Free(allocator, p); };
   std::unique_ptr<void, decltype(free_workspace)> memory(nullptr, free_workspace);
@@ -38,27 +36,24 @@ OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, 
     size_t room = workspace_bytes + kWorkspaceAlignment;
     memory.reset(allocator->Alloc(allocator, room));
     if (memory == nullptr) {
-      const std::string text = "no memory for a workspace of " + std::to_string(workspace_bytes) + " bytes";
-      return NodeError(kernel, ORT_RUNTIME_EXCEPTION, text.c_str());
+      return NodeError(kernel, ORT_RUNTIME_EXCEPTION,
+                       "no memory for a workspace of " + std::to_string(workspace_bytes) + " bytes");
     }
     workspace = memory.get();
     workspace = std::align(kWorkspaceAlignment, workspace_bytes, workspace, room);
   }
   SessionThreads threads = {kernel.api, context, nullptr};
   const OrtOpsParallelFor parallel_for = {SessionThreads::Run, &threads};
-  const OrtOpsStatus status =
-      ort_ops_add_layer_norm_grad_cpu(workspace, workspace_bytes, executor, &parallel_for);
+  const OrtOpsStatus status = ort_ops_run_on_cpu(workspace, workspace_bytes, executor, &parallel_for);
   return threads.status != nullptr ? threads.status : ToOrtStatus(kernel, status);
 }
 
-OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Tensors& tensors) {
+OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Call& call) {
   size_t workspace_bytes = 0;
-  OrtOpsAddLayerNormGradExecutor* executor = nullptr;
-  const auto& [dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta] = tensors;
-  const OrtOpsStatus status = ort_ops_add_layer_norm_grad_get_workspace_size(
-      dy, x1, x2, rstd, mean, gamma, dsum, dx, dgamma, dbeta, &workspace_bytes, &executor);
+  OrtOpsExecutor* executor = nullptr;
+  const OrtOpsStatus status = kernel.op.description.plan(call, &workspace_bytes, &executor);
   if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
-  const std::unique_ptr<OrtOpsAddLayerNormGradExecutor, ReleaseExecutor> owned(executor);
+  const std::unique_ptr<OrtOpsExecutor, DestroyExecutor> owned(executor);
   return RunOnSessionThreads(kernel, context, workspace_bytes, executor);
 }
 
@@ -66,4 +61,4 @@ OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Tenso
 
 const Provider kCpuProvider = {"CPUExecutionProvider", RunOnCpu};
 
-}  // namespace ort_ops::add_layer_norm_grad
+}  // namespace ort_ops

@@ -1,0 +1,16 @@
+// The descriptions of all operators, each defined in its folder's op.cc.
+#ifndef ORT_OPS_DESCRIPTIONS_H_
+#define ORT_OPS_DESCRIPTIONS_H_
+
+#include "custom_op.h"
+
+namespace ort_ops {
+
+// Variable(0): the type of the activations; Variable(1): that of gamma.
+extern const OpDescription kAddLayerNormGrad;
+// Variable(0): the type of all tensors.
+extern const OpDescription kGeluGrad;
+
+}  // namespace ort_ops
+
+#endif  // ORT_OPS_DESCRIPTIONS_H_

@@ -1,0 +1,19 @@
+"""The list of the plugin's operators."""
+
+from __future__ import annotations
+
+from onnx.reference.op_run import OpRun
+
+from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
+from ort_ops.operators.gelu_grad import GELU_GRAD
+from ort_ops.operators.operator import Operator
+
+OPERATORS: tuple[Operator, ...] = (ADD_LAYER_NORM_GRAD, GELU_GRAD)
+"""Every operator of the plugin."""
+
+REFERENCE_OPS: list[type[OpRun]] = [operator.reference for operator in OPERATORS]
+"""For `onnx.reference.ReferenceEvaluator(model, new_ops=REFERENCE_OPS)`.
+
+Needed even for a model that carries the bodies when its nodes differ in the optional inputs they leave
+out: the evaluator does not tell functions apart by their overload.
+"""

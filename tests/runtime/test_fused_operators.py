@@ -1,0 +1,213 @@
+"""The fused operators in sessions: kernel, function body and reference agree, the kernel is what runs, its
+bits do not depend on threads or buffers, and wrong inputs get a sentence that names the node.
+
+Each operator is one row of CASES. What its numbers are worth is tested in tests/kernels against float64; here
+it is enough that three implementations written in three ways give the same within a few roundings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.shape_inference
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+from operator_models import elem_type, run_session
+from oracle import BFLOAT16, FLOAT16
+from plugin_sessions import executed_operators, plugin_session
+
+from ort_ops.operators import DOMAIN, OPERATORS, REFERENCE_OPS, Operator, embed_functions
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, dtype: np.dtype | type = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node: its operator, its inputs by slot name in order (None: left out), and its outputs."""
+
+    operator: str
+    inputs: dict[str, np.ndarray | None]
+    outputs: tuple[str, ...]
+    attributes: dict[str, object] = field(default_factory=dict)
+    # Relative to the largest magnitude of each output: how far float32 arithmetic in another order may be.
+    tolerance: float = 1e-6
+    # Inputs changed so that the call is wrong, and a part of the sentence.
+    refused: tuple[tuple[dict[str, np.ndarray], str], ...] = ()
+    # An output and the input whose buffer it takes over when nobody else reads it.
+    in_place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def described(self) -> Operator:
+        return next(operator for operator in OPERATORS if operator.name == self.operator)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: array for name, array in self.inputs.items() if array is not None}
+
+    def model(self, *, opset: int = 18, known_shapes: bool = True) -> onnx.ModelProto:
+        node = onnx.helper.make_node(
+            self.operator,
+            [name if array is not None else "" for name, array in self.inputs.items()],
+            list(self.outputs),
+            "n12",
+            domain=DOMAIN,
+            **self.attributes,
+        )
+        graph = onnx.helper.make_graph(
+            [node],
+            "one_node",
+            [
+                onnx.helper.make_tensor_value_info(
+                    name, elem_type(array.dtype), array.shape if known_shapes else None
+                )
+                for name, array in self.arrays().items()
+            ],
+            [onnx.ValueInfoProto(name=name) for name in self.outputs if name],
+        )
+        imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(DOMAIN, 1)]
+        return onnx.helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def gelu_grad(form: str, dtype: np.dtype | type, tolerance: float) -> Case:
+    return Case(
+        "GeluGrad",
+        {"dy": normal(3, 50, 257, dtype=dtype), "x": normal(3, 50, 257, dtype=dtype)},
+        ("dx",),
+        {"approximate": form},
+        tolerance,
+        refused=(
+            (
+                {"x": normal(3, 50, 256, dtype=dtype)},
+                "x must have the shape of dy, [3,50,257]; got [3,50,256]",
+            ),
+        ),
+        in_place=(("dx", "dy"), ("dx", "x")),
+    )
+
+
+CASES = {
+    "GeluGrad": gelu_grad("none", np.float32, 1e-6),
+    "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
+    "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),
+    "GeluGrad tanh bfloat16": gelu_grad("tanh", BFLOAT16, 2.0**-8),
+}
+
+with_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def close(case: Case, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(actual) == list(expected) == [name for name in case.outputs if name]
+    for name, array in expected.items():
+        assert actual[name].dtype == array.dtype and actual[name].shape == array.shape, name
+        wide = array.astype(np.float64)
+        error = np.abs(actual[name].astype(np.float64) - wide).max(initial=0)
+        assert error <= case.tolerance * np.abs(wide).max(initial=0), name
+
+
+def same_bits(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(actual) == list(expected)
+    for name, array in expected.items():
+        assert actual[name].tobytes() == array.tobytes(), name
+
+
+@with_cases
+def test_kernel_body_and_reference_agree(case: Case) -> None:
+    model = case.model()
+    kernel = run_session(plugin_session(model), case.arrays())
+    reference = ReferenceEvaluator(model, new_ops=REFERENCE_OPS)
+    expected = dict(zip(reference.output_names, reference.run(None, case.arrays()), strict=True))
+    close(case, kernel, expected)
+
+    embedded = embed_functions(model)
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(embedded), full_check=True)
+    stock = onnxruntime.InferenceSession(embedded.SerializeToString(), providers=["CPUExecutionProvider"])
+    close(case, run_session(stock, case.arrays()), expected)
+    evaluator = ReferenceEvaluator(embedded)
+    body = dict(zip(evaluator.output_names, evaluator.run(None, case.arrays()), strict=True))
+    close(case, body, expected)
+
+
+@with_cases
+def test_the_kernel_runs_and_the_body_does_not(case: Case) -> None:
+    assert executed_operators(embed_functions(case.model()), case.arrays()) == {case.operator: 1}
+
+
+@with_cases
+def test_the_same_bits_on_two_threads_and_in_later_runs(case: Case) -> None:
+    alone = run_session(plugin_session(case.model(), threads=1), case.arrays())
+    session = plugin_session(case.model(), threads=2)
+    for _ in range(3):
+        same_bits(run_session(session, case.arrays()), alone)
+
+
+@with_cases
+def test_shapes_are_inferred_alike_by_onnx_and_by_the_runtime(case: Case) -> None:
+    inferred = onnx.shape_inference.infer_shapes(case.model(), check_type=True, strict_mode=True)
+    results = run_session(plugin_session(case.model()), case.arrays())
+    for output in inferred.graph.output:
+        tensor = output.type.tensor_type
+        assert tensor.elem_type == elem_type(results[output.name].dtype), output.name
+        assert [dim.dim_value for dim in tensor.shape.dim] == list(results[output.name].shape), output.name
+
+
+@with_cases
+def test_what_is_wrong_is_said_and_the_session_stays_usable(case: Case) -> None:
+    assert case.refused
+    session = plugin_session(case.model(known_shapes=False))
+    good = run_session(session, case.arrays())
+    for changes, sentence in case.refused:
+        with pytest.raises(Exception, match=re.escape(f"{case.operator} (node 'n12'): ")) as caught:
+            run_session(session, case.arrays() | changes)
+        assert sentence in str(caught.value)
+        same_bits(run_session(session, case.arrays()), good)
+
+
+@with_cases
+def test_an_output_bound_to_an_inputs_own_buffer(case: Case) -> None:
+    """As a training loop binds `p` and `p_updated` to one buffer."""
+    expected = run_session(plugin_session(case.model()), case.arrays())
+    for output, source in case.in_place:
+        session = plugin_session(case.model(), threads=2)
+        binding = session.io_binding()
+        copies = {name: array.copy() for name, array in case.arrays().items()}
+        for name, array in copies.items():
+            binding.bind_input(name, "cpu", 0, elem_type(array.dtype), array.shape, array.ctypes.data)
+        results = {}
+        for name, array in expected.items():
+            results[name] = copies[source] if name == output else np.empty_like(array)
+            binding.bind_output(
+                name, "cpu", 0, elem_type(array.dtype), array.shape, results[name].ctypes.data
+            )
+        session.run_with_iobinding(binding)
+        same_bits(results, expected)
+
+
+@with_cases
+def test_an_attribute_of_the_wrong_type_or_value_is_refused_with_its_name(case: Case) -> None:
+    for attribute in case.described.attributes:
+        is_text = isinstance(attribute.default, str)
+        model = case.model()
+        node = model.graph.node[0]
+        for given in [given for given in node.attribute if given.name == attribute.name]:
+            node.attribute.remove(given)
+        node.attribute.append(onnx.helper.make_attribute(attribute.name, 1.5 if is_text else "text"))
+        rule = (
+            f"the attribute {attribute.name} must be a {'string' if is_text else 'float'}; got another type"
+        )
+        with pytest.raises(Exception, match=re.escape(f"{case.operator} (node 'n12'): {rule}")):
+            plugin_session(model)
+
+
+def test_every_operator_has_a_case() -> None:
+    names = {operator.name for operator in OPERATORS}
+    # AddLayerNormGrad has tests of its own for each of these.
+    assert {case.operator for case in CASES.values()} == names - {"AddLayerNormGrad"}
