@@ -30,7 +30,7 @@ from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
 from ort_ops.passes.mixed_precision import mixed_precision
-from ort_ops.passes.round_on_cpu import round_on_cpu
+from ort_ops.passes.round_on_cpu import has_16_bit_tensors, round_on_cpu
 from ort_ops.passes.time_first import time_first
 from ort_ops.passes.upgrade_opset import upgrade_opset
 from ort_ops.passes.use_add_layer_norm_grad import use_add_layer_norm_grad
@@ -40,6 +40,7 @@ __all__ = [
     "expand_functions",
     "fold_constants",
     "fuse_layer_norm",
+    "has_16_bit_tensors",
     "infer_shapes",
     "inline_functions",
     "mixed_precision",

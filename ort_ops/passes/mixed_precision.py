@@ -143,7 +143,8 @@ class _Rewriter:
                 node.replace_input_with(index, self._narrow_copy(value, before=node))
         for output in node.outputs:
             if output.dtype is ir.DataType.FLOAT:
-                output.dtype = self._type
+                # A new type: a copy of the model may share the old one.
+                output.type = ir.TensorType(self._type)
                 self._narrowed.add(output)
 
     def _narrow_copy(self, value: ir.Value, before: ir.Node) -> ir.Value:

@@ -37,6 +37,8 @@ def round_on_cpu(model: ir.Model) -> bool:
     Raises:
         PassError: types that do not fit together.
     """
+    if not has_16_bit_tensors(model):
+        return False
     infer_shapes(model)
     nodes = [node for node in model.graph.all_nodes() if _lacks_kernel(node)]
     names = _Names(model)
@@ -45,6 +47,16 @@ def round_on_cpu(model: ir.Model) -> bool:
         _widen_inputs(node, wide, names)
         _round_outputs(node, names)
     return bool(nodes)
+
+
+def has_16_bit_tensors(model: ir.Model) -> bool:
+    """Whether the model has float16 or bfloat16 tensors. Needs no types but those that every model states."""
+    stated = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in model.graph.all_nodes():
+        attributes = node.attributes.values()
+        stated.update(each.as_tensor().dtype for each in attributes if each.type == ir.AttributeType.TENSOR)
+        stated.update(node.attributes.get_int(name, 0) for name in ("dtype", "to"))
+    return any(dtype in _NARROW for dtype in stated)
 
 
 def _lacks_kernel(node: ir.Node) -> bool:
@@ -79,7 +91,7 @@ def _round_outputs(node: ir.Node, names: _Names) -> None:
         output.replace_all_uses_with(rounded, replace_graph_outputs=True)
         cast.replace_input_with(0, output)
         rounded.name, output.name = output.name, rounded.name
-        output.dtype = ir.DataType.FLOAT
+        output.type = ir.TensorType(ir.DataType.FLOAT)
         graph.insert_after(last, cast)
         last = cast
     if node.attributes.get_int("dtype", 0) in _NARROW:

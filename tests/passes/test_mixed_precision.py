@@ -13,7 +13,7 @@ import pytest
 from operator_models import run_session
 
 from ort_ops.gradient import build_gradient_model
-from ort_ops.passes import PassError, mixed_precision, round_on_cpu
+from ort_ops.passes import PassError, infer_shapes, mixed_precision, round_on_cpu
 
 BFLOAT16, FLOAT16 = ir.DataType.BFLOAT16, ir.DataType.FLOAT16
 TYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16}
@@ -134,6 +134,17 @@ def test_what_is_not_float32_is_left_alone() -> None:
         result = rewritten(model, FLOAT16)
         assert [node.op_type for node in result.graph.node] == ["MatMul", "Relu", "Softmax"]
         assert [kind for _, kind in computed_types(result)] == [kind] * 3
+
+
+def test_a_copy_of_the_model_keeps_its_types() -> None:
+    model = ir.from_proto(
+        forward_model("(float[2,3] x) => (float[2,2] y) { h = MatMul(x, w) y = Relu(h) }", w=random(0, 3, 2))
+    )
+    infer_shapes(model)
+    copy = model.clone()
+    result = mixed_precision(model, BFLOAT16)
+    assert {value.dtype for node in copy.graph for value in node.outputs} == {ir.DataType.FLOAT}
+    assert BFLOAT16 in {value.dtype for node in result.graph for value in node.outputs}
 
 
 def test_branches_read_float32() -> None:

@@ -1,4 +1,7 @@
-"""Inference sessions whose inputs and outputs are OrtValues on one device, with the plugin registered."""
+"""Inference sessions whose inputs and outputs are OrtValues on one device, with the plugin registered.
+
+On the CPU, 16-bit tensors are rounded as they are on a GPU (`passes.round_on_cpu`).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 import ort_ops
+from ort_ops import passes
 from ort_ops.training.api.device import Device
 
 Model = onnx.ModelProto | bytes | str | os.PathLike[str]
@@ -28,6 +33,8 @@ class Session:
 
     def __init__(self, model: Model, device: Device, options: ort.SessionOptions) -> None:
         prepare_options(options)
+        if device.kind == "cpu":
+            model = _with_casts(model)
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if not isinstance(source, bytes):
             source = str(existing_file(source))
@@ -66,6 +73,15 @@ def prepare_options(options: ort.SessionOptions) -> None:
         options.get_session_config_entry(_STOP_SPINNING)
     except RuntimeError:  # not set yet; setting it a second time would make the runtime print a warning
         options.add_session_config_entry(_STOP_SPINNING, "1")
+
+
+def _with_casts(model: Model) -> Model:
+    """The model with what the CPU needs for 16-bit tensors; itself if it has none."""
+    if not passes.has_16_bit_tensors(ir.from_proto(read_model(model))):
+        return model
+    with_casts = ir.from_proto(read_model(model, external_data=True))
+    passes.round_on_cpu(with_casts)
+    return ir.to_proto(with_casts)
 
 
 def read_model(model: Model, external_data: bool = False) -> onnx.ModelProto:
