@@ -262,8 +262,12 @@ def _read(model: Model) -> onnx.ModelProto:
             raise FileNotFoundError(f"generate_artifacts: there is no model file at '{os.fspath(model)}'.")
         return onnx.load(os.fspath(model))
     except DecodeError as error:
-        what = "bytes" if isinstance(model, bytes) else f"file '{os.fspath(model)}'"
-        raise ValueError(f"generate_artifacts: the {what} given as model is not an ONNX model.") from error
+        what = (
+            "the bytes that were given are none"
+            if isinstance(model, bytes)
+            else f"'{os.fspath(model)}' is none"
+        )
+        raise ValueError(f"generate_artifacts: model must be an ONNX model; {what}.") from error
 
 
 @dataclass(frozen=True)

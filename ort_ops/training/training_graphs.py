@@ -161,7 +161,7 @@ def _take_inputs(model: ir.Model, other: ir.Model) -> None:
 
 
 def _batch_norm_updates(model: ir.Model, train: bool) -> list[str]:
-    """Set the mode of BatchNormalization; returns the outputs, added here, that are new running statistics."""
+    """Set the mode of BatchNormalization; returns the outputs, added here, with new running statistics."""
     if not train:
         modes.freeze_batch_norm(model)
         return []
