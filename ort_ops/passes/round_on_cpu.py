@@ -51,12 +51,18 @@ def round_on_cpu(model: ir.Model) -> bool:
 
 def has_16_bit_tensors(model: ir.Model) -> bool:
     """Whether the model has float16 or bfloat16 tensors. Needs no types but those that every model states."""
-    stated = {value.dtype for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    for node in model.graph.all_nodes():
-        attributes = node.attributes.values()
-        stated.update(each.as_tensor().dtype for each in attributes if each.type == ir.AttributeType.TENSOR)
-        stated.update(node.attributes.get_int(name, 0) for name in ("dtype", "to"))
-    return any(dtype in _NARROW for dtype in stated)
+    values = (*model.graph.inputs, *model.graph.initializers.values())
+    return any(value.dtype in _NARROW for value in values) or any(
+        _states_narrow_type(attribute)
+        for node in model.graph.all_nodes()
+        for attribute in node.attributes.values()
+    )
+
+
+def _states_narrow_type(attribute: ir.Attr) -> bool:
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor().dtype in _NARROW
+    return attribute.name in ("dtype", "to") and attribute.value in _NARROW
 
 
 def _lacks_kernel(node: ir.Node) -> bool:
