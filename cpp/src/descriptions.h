@@ -8,6 +8,9 @@ namespace ort_ops {
 
 // Variable(0): the type of the activations; Variable(1): that of gamma.
 extern const OpDescription kAddLayerNormGrad;
+// All tensors are float.
+extern const OpDescription kAttention;
+extern const OpDescription kAttentionGrad;
 // Variable(0): the type of all tensors.
 extern const OpDescription kGeluGrad;
 

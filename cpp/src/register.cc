@@ -39,6 +39,8 @@ const std::vector<Op>& CustomOps() {
       {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kBFloat16, kBFloat16}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kBFloat16, kFloat}, infer},
+      {kAttention, kCpuProvider, {}, infer},
+      {kAttentionGrad, kCpuProvider, {}, infer},
       {kGeluGrad, kCpuProvider, {kFloat}, infer},
       {kGeluGrad, kCpuProvider, {kFloat16}, infer},
       {kGeluGrad, kCpuProvider, {kBFloat16}, infer},

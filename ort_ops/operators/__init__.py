@@ -17,6 +17,7 @@ from __future__ import annotations
 from onnx import defs
 
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD, AddLayerNormGrad
+from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.catalogue import OPERATORS, REFERENCE_OPS
 from ort_ops.operators.embedding import embed_functions
 from ort_ops.operators.gelu_grad import GELU_GRAD, GeluGrad
@@ -25,6 +26,8 @@ from ort_ops.operators.operator import DOMAIN, MIN_OPSET, Attribute, Operator, S
 
 __all__ = [
     "ADD_LAYER_NORM_GRAD",
+    "ATTENTION",
+    "ATTENTION_GRAD",
     "DOMAIN",
     "GELU_GRAD",
     "MIN_OPSET",

@@ -94,7 +94,57 @@ def gelu_grad(form: str, dtype: np.dtype | type, tolerance: float) -> Case:
     )
 
 
+def attention(
+    joined: bool, visibility: str, mask: np.ndarray | None, size: int = 26, keys: int = 37
+) -> tuple[Case, Case]:
+    """The forward pass and the backward pass, of heads whose sizes are no multiple of a vector's."""
+    batch, queries, heads = 2, 37, 3
+    if joined:
+        operands = {"query": normal(batch, queries, 3, heads, size), "key": None, "value": None}
+        refused = (
+            {"query": normal(batch, queries, 2, heads, size)},
+            "query must be [batch,tokens,3,heads,size]",
+        )
+    else:
+        operands = {
+            "query": normal(batch, queries, heads, size),
+            "key": normal(batch, keys, heads, size),
+            "value": normal(batch, keys, heads, size),
+        }
+        refused = (
+            {"value": normal(batch, keys, heads, size + 1)},
+            f"value must be [2,{keys},3,{size}]; got ",
+        )
+    operands["mask"] = mask
+    attributes = {"scale": size**-0.5, "visibility": visibility}
+    forward = Case(
+        "ScaledDotProductAttention", operands, ("y", "log_sum_exp"), attributes, 2e-6, refused=(refused,)
+    )
+    reference = ReferenceEvaluator(forward.model(), new_ops=REFERENCE_OPS)
+    y, log_sum_exp = reference.run(None, forward.arrays())
+    inputs = {"dy": normal(*y.shape), **operands, "y": y, "log_sum_exp": log_sum_exp}
+    outputs = ("dquery",) if joined else ("dquery", "dkey", "dvalue")
+    backward = Case(
+        "ScaledDotProductAttentionGrad",
+        inputs,
+        outputs,
+        attributes,
+        4e-6,
+        refused=(refused, ({"dy": normal(*y.shape[:-1], 1)}, "dy must have the shape of y, ")),
+    )
+    return forward, backward
+
+
+ATTENTION_CASES = {
+    "": attention(False, "all", None),
+    "joined causal": attention(True, "causal", None),
+    "joined mask": attention(True, "all", normal(2, 1, 1, 37)),
+    "causal mask, fewer keys": attention(False, "causal", normal(37, 5), 64, 5),
+}
+
 CASES = {
+    **{f"Attention {name}": forward for name, (forward, _) in ATTENTION_CASES.items()},
+    **{f"AttentionGrad {name}": backward for name, (_, backward) in ATTENTION_CASES.items()},
     "GeluGrad": gelu_grad("none", np.float32, 1e-6),
     "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
     "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),
