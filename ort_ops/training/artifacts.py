@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from ort_ops.training import onnxblock
 from ort_ops.training.artifact_files import write_artifacts
 from ort_ops.training.checkpoint import Checkpoint
+from ort_ops.training.convert import convert as convert
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
 from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, LossScaling, UpdateRule
 from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
