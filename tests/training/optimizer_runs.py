@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -41,14 +41,27 @@ def run_steps(
     learning_rates: Sequence[float] = LEARNING_RATES,
 ) -> tuple[list[Tensors], list[Tensors]]:
     """For every step: all that the model updates as it is after the step, and what the model reports."""
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     state = {**parameters, **initial_state(model)}
     states, reports = [], []
+    run = step_of(model)
     for gradient, rate in zip(gradients, learning_rates, strict=True):
-        feeds = {f"{name}_grad": value for name, value in gradient.items()}
-        feeds["learning_rate"] = np.array(rate, np.float32)
-        results = run_session(session, {**state, **feeds})
-        state = {n.removesuffix("_updated"): v for n, v in results.items() if n.endswith("_updated")}
+        state, report = run(state, gradient, rate)
         states.append(state)
-        reports.append({name: value for name, value in results.items() if not name.endswith("_updated")})
+        reports.append(report)
     return states, reports
+
+
+def step_of(model: onnx.ModelProto) -> Callable[[Tensors, Tensors, float], tuple[Tensors, Tensors]]:
+    """A function from the state (which holds the parameters), the gradients and the learning rate to the new
+    state and the reports.
+    """
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(state: Tensors, gradient: Tensors, learning_rate: float) -> tuple[Tensors, Tensors]:
+        feeds = {f"{name}_grad": value for name, value in gradient.items()}
+        feeds["learning_rate"] = np.array(learning_rate, np.float32)
+        results = run_session(session, {**state, **feeds})
+        updated = {n.removesuffix("_updated"): v for n, v in results.items() if n.endswith("_updated")}
+        return updated, {name: v for name, v in results.items() if not name.endswith("_updated")}
+
+    return run

@@ -9,7 +9,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from optimizer_runs import LEARNING_RATES, SHAPES, STEPS, Tensors, parameter_types, random_tensors, run_steps
+from optimizer_runs import (
+    LEARNING_RATES,
+    SHAPES,
+    STEPS,
+    Tensors,
+    parameter_types,
+    random_tensors,
+    run_steps,
+    step_of,
+)
 
 from ort_ops.training.optimizer import (
     SGD,
@@ -195,6 +204,46 @@ def test_clips_the_global_norm_as_pytorch(case: str, scale: float, max_norm: flo
     assert_follows(states, expected, start, FLOAT)
     # A float32 sum of 43 squares and its root.
     assert [float(report["gradient_norm"]) for report in reports] == pytest.approx(norms, rel=50 * 2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("case", [*TORCH_RULES, *FORMULAS])
+def test_16_bit_parameters_are_updated_in_float32_and_rounded_once(case: str, dtype: ir.DataType) -> None:
+    """Each step gives the bits of a float32 step from the same parameters, gradients and state."""
+    rule = {**TORCH_RULES, **FORMULAS}[case][0]
+    model = build_optimizer_model(parameter_types(dtype=dtype), rule)
+    onnx.checker.check_model(model, full_check=True)
+    start = random_tensors(1, dtype=dtype)
+    gradients = [random_tensors(10 + step, dtype=dtype) for step in range(STEPS)]
+    states, _ = run_steps(model, start, gradients)
+    wide_model = build_optimizer_model(parameter_types(), rule)
+    wide_step = step_of(wide_model)
+    state = {**start, **initial_state(wide_model)}
+    for gradient, got, rate in zip(gradients, states, LEARNING_RATES, strict=True):
+        wide = {name: gradient[name].astype(np.float32) for name in SHAPES}
+        before = {name: state[name].astype(np.float32) for name in SHAPES}
+        state, _ = wide_step({**state, **before}, wide, rate)
+        state |= {name: state[name].astype(dtype.numpy()) for name in SHAPES}
+        assert set(got) == set(state)
+        for name, value in state.items():
+            assert got[name].dtype == value.dtype
+            assert got[name].tobytes() == value.tobytes(), name
+    assert any(states[-1][name].tobytes() != start[name].tobytes() for name in SHAPES)
+
+
+def test_types_may_differ_between_parameters() -> None:
+    """The norm is taken over all of them."""
+    types = {"a": ((2,), FLOAT), "b": ((), ir.DataType.BFLOAT16), "c": ((1,), DOUBLE)}
+    model = build_optimizer_model(types, SGD(max_gradient_norm=1.0))
+    start = {name: np.zeros(shape, kind.numpy()) for name, (shape, kind) in types.items()}
+    gradients = {"a": [1, 2], "b": 2, "c": [4]}
+    typed = {name: np.asarray(value).astype(start[name].dtype) for name, value in gradients.items()}
+    (state,), (report,) = run_steps(model, start, [typed], [1.0])
+    assert float(report["gradient_norm"]) == 5.0
+    for name, value in gradients.items():
+        # The factor and the product are rounded, and b to bfloat16.
+        rounding = 2.0**-9 if name == "b" else 3 * 2.0**-24
+        np.testing.assert_allclose(state[name].astype(float), -np.array(value) / (5 + 1e-6), rtol=rounding)
 
 
 def test_parameter_groups_and_exclusion_from_decay() -> None:
