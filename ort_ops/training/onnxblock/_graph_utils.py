@@ -110,6 +110,7 @@ def add_graph(token: str, inputs: Sequence[str], build: Callable[..., ir.Value])
     result = build(builder.op, *graph.inputs)
     for node in graph:
         node.metadata_props.clear()
+        node.name = accessor.new_name(str(node.name))
         for value in node.outputs:
             if value is result:
                 value.name = accessor.free_name(token)
