@@ -1,4 +1,4 @@
-"""The operators that only onnxruntime-training has, written in standard operators.
+"""The operators that only onnxruntime-training has, written in standard operators or ours.
 
 Writing a replacement
 ---------------------
@@ -25,10 +25,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ort_ops import operators
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.emitter import Emitter, NameScope
 from ort_ops.gradient.paths import describe
-from ort_ops.gradient.rules.activation import erf_gelu_slope, sigmoid_gate_slope, tanh_gelu_slope
+from ort_ops.gradient.rules.activation import sigmoid_gate_slope
 from ort_ops.gradient.rules.conv import average_pool, conv, conv_transpose, max_pool
 
 PEER_DOMAIN = "com.microsoft"
@@ -145,6 +146,8 @@ def replace_peer_operators(model: ir.Model) -> None:
 
     model: of opset 18 or newer, sorted, with types and shapes as far as they are known.
 
+    Our own operators in it need their bodies: `ort_ops.operators.embed_functions`, once it is a message.
+
     Raises:
         ValueError: operators without a replacement (all of them are listed), or a node whose replacement
             needs to know more about it. The model is then unfinished.
@@ -164,6 +167,7 @@ def replace_peer_operators(model: ir.Model) -> None:
             _replace(graph, node, emit)
     for constant in emit.constants:
         graph.register_initializer(constant)
+    model.opset_imports.update(emit.domains)
     graph.sort()
     RemoveUnusedNodesPass()(model)
 
@@ -232,23 +236,30 @@ def sigmoid_grad(c: PeerNode) -> Results:
 
 @replaces("GeluGrad")
 def gelu_grad(c: PeerNode) -> Results:
-    return (c.op("Mul", c.x(0), erf_gelu_slope(c, c.x(1))),)
+    return (_gelu_gradient(c, c.x(1), "none"),)
 
 
 @replaces("BiasGeluGrad_dX")
 def bias_gelu_grad(c: PeerNode) -> Results:
     """(dY, X, bias); the bias's gradient is a sum of this one, by other nodes."""
-    return (c.op("Mul", c.x(0), erf_gelu_slope(c, c.op("Add", c.x(1), c.x(2)))),)
+    return (_gelu_gradient(c, c.op("Add", c.x(1), c.x(2)), "none"),)
 
 
 @replaces("FastGeluGrad")
 def fast_gelu_grad(c: PeerNode) -> Results:
-    return (c.op("Mul", c.x(0), tanh_gelu_slope(c, c.x(1))),)
+    return (_gelu_gradient(c, c.x(1), "tanh"),)
 
 
 @replaces("BiasFastGeluGrad_dX")
 def bias_fast_gelu_grad(c: PeerNode) -> Results:
-    return (c.op("Mul", c.x(0), tanh_gelu_slope(c, c.op("Add", c.x(1), c.x(2)))),)
+    return (_gelu_gradient(c, c.op("Add", c.x(1), c.x(2)), "tanh"),)
+
+
+def _gelu_gradient(c: PeerNode, x: ir.Value, approximate: str) -> ir.Value:
+    operator = operators.GELU_GRAD
+    return c.op(
+        operator.name, c.x(0), x, domain=operator.domain, version=operator.version, approximate=approximate
+    )
 
 
 @replaces("QuickGeluGrad")

@@ -335,7 +335,12 @@ def test_what_does_not_fit_together(tmp_path: Path, options: Mapping[str, object
 
 # -- made by onnxruntime-training ----------------------------------------------------------------------------
 
-STOCK_OPERATORS = {"com.microsoft::FusedMatMul", "com.microsoft::Gelu", "ai.onnx.contrib::AddLayerNormGrad"}
+STOCK_OPERATORS = {
+    "com.microsoft::FusedMatMul",
+    "com.microsoft::Gelu",
+    "ai.onnx.contrib::AddLayerNormGrad",
+    "ai.onnx.contrib::GeluGrad",
+}
 
 
 def converted(name: str, folder: Path, file: str) -> Path:

@@ -15,6 +15,8 @@ import onnxruntime
 import pytest
 from old_runtime import needs_old_runtime, run_in_old_runtime
 
+import ort_ops
+from ort_ops import operators
 from ort_ops.passes import infer_shapes
 from ort_ops.training.peer_operators import (
     WITHOUT_REPLACEMENT,
@@ -404,15 +406,20 @@ def replaced(model: onnx.ModelProto) -> onnx.ModelProto:
     result = ir.from_proto(model)
     infer_shapes(result)
     replace_peer_operators(result)
-    assert {node.domain for node in result.graph} <= {""}
-    proto = ir.to_proto(result)
-    del proto.opset_import[1:]
+    assert {node.domain for node in result.graph} <= {"", operators.DOMAIN}
+    result.opset_imports.pop("com.microsoft", None)
+    proto = operators.embed_functions(ir.to_proto(result))
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+def run(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], plugin: bool = False
+) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    if plugin:
+        ort_ops.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
@@ -432,12 +439,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_old_runtime
+@pytest.mark.parametrize("plugin", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_same_numbers_as_the_peers_kernel(expected: Path, name: str) -> None:
+def test_same_numbers_as_the_peers_kernel(expected: Path, name: str, plugin: bool) -> None:
     error = expected / f"{name}.error"
     assert not error.exists(), error.read_text()
     results, case = np.load(expected / f"{name}.outputs.npz"), CASES[name]
-    got = run(replaced(case.model()), case.feeds())
+    got = run(replaced(case.model()), case.feeds(), plugin)
     assert set(got) == set(results.files)
     for output, value in got.items():
         assert value.dtype == results[output].dtype
