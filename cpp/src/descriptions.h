@@ -6,11 +6,15 @@
 
 namespace ort_ops {
 
+// All tensors are float.
+extern const OpDescription kAdamW;
 // Variable(0): the type of the activations; Variable(1): that of gamma.
 extern const OpDescription kAddLayerNormGrad;
 // All tensors are float.
 extern const OpDescription kAttention;
 extern const OpDescription kAttentionGrad;
+// Variable(0): the type of the indices.
+extern const OpDescription kEmbeddingGrad;
 // Variable(0): the type of all tensors.
 extern const OpDescription kGeluGrad;
 

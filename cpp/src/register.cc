@@ -17,6 +17,8 @@ constexpr char kDomain[] = "ai.onnx.contrib";  // the domain that onnxruntime-ex
 
 constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 constexpr auto kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+constexpr auto kInt32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+constexpr auto kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr auto kBFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 
 std::atomic<const OrtApi*> registered_api{nullptr};
@@ -34,6 +36,7 @@ bool InfersShapesAroundAbsentInputs(const OrtApiBase& api_base) {
 const std::vector<Op>& CustomOps() {
   static const bool infer = infers_shapes.load(std::memory_order_acquire);
   static const std::vector<Op> ops = {
+      {kAdamW, kCpuProvider, {}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat, kFloat}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat16}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat}, infer},
@@ -41,6 +44,8 @@ const std::vector<Op>& CustomOps() {
       {kAddLayerNormGrad, kCpuProvider, {kBFloat16, kFloat}, infer},
       {kAttention, kCpuProvider, {}, infer},
       {kAttentionGrad, kCpuProvider, {}, infer},
+      {kEmbeddingGrad, kCpuProvider, {kInt32}, infer},
+      {kEmbeddingGrad, kCpuProvider, {kInt64}, infer},
       {kGeluGrad, kCpuProvider, {kFloat}, infer},
       {kGeluGrad, kCpuProvider, {kFloat16}, infer},
       {kGeluGrad, kCpuProvider, {kBFloat16}, infer},

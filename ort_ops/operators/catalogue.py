@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from onnx.reference.op_run import OpRun
 
+from ort_ops.operators.adamw import ADAMW
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
+from ort_ops.operators.embedding_grad import EMBEDDING_GRAD
 from ort_ops.operators.gelu_grad import GELU_GRAD
 from ort_ops.operators.operator import Operator
 
-OPERATORS: tuple[Operator, ...] = (ADD_LAYER_NORM_GRAD, ATTENTION, ATTENTION_GRAD, GELU_GRAD)
+OPERATORS: tuple[Operator, ...] = (
+    ADAMW,
+    ADD_LAYER_NORM_GRAD,
+    ATTENTION,
+    ATTENTION_GRAD,
+    EMBEDDING_GRAD,
+    GELU_GRAD,
+)
 """Every operator of the plugin."""
 
 REFERENCE_OPS: list[type[OpRun]] = [operator.reference for operator in OPERATORS]

@@ -142,9 +142,66 @@ ATTENTION_CASES = {
     "causal mask, fewer keys": attention(False, "causal", normal(37, 5), 64, 5),
 }
 
+
+def adamw(form: str, *, optional: bool = True, update: bool = True) -> Case:
+    def scalar(value: float) -> np.ndarray:
+        return np.array(value, np.float32)
+
+    shape = (70, 1001)
+    return Case(
+        "AdamW",
+        {
+            "parameter": normal(*shape),
+            "gradient": normal(*shape),
+            "first_moment": normal(*shape),
+            "second_moment": np.abs(normal(*shape)),
+            "gradient_weight": scalar(0.05),
+            "square_weight": scalar(0.002),
+            "step_size": scalar(0.01),
+            "inverse_root": scalar(3.0) if optional else None,
+            "decay": scalar(0.98) if optional else None,
+            "update": np.array(update) if optional else None,
+        },
+        ("parameter_updated", "first_moment_updated", "second_moment_updated"),
+        {"form": form, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6},
+        1e-6,
+        refused=(
+            (
+                {"gradient": normal(70, 1000)},
+                "gradient must have the shape of parameter, [70,1001]; got [70,1000]",
+            ),
+            ({"step_size": normal(2)}, "step_size must have one element; got [2]"),
+        ),
+        in_place=tuple((f"{name}_updated", name) for name in ("parameter", "first_moment", "second_moment")),
+    )
+
+
+def embedding_grad(dtype: type) -> Case:
+    return Case(
+        "EmbeddingGrad",
+        {
+            "dy": normal(4, 60, 5, 53),
+            "indices": RNG.integers(-100, 100, (4, 60)).astype(dtype),
+            "table": normal(100, 5, 53),
+        },
+        ("dtable",),
+        refused=(
+            ({"indices": np.full((4, 60), 100, dtype)}, "indices must be at least -100 and below 100"),
+            ({"table": normal(100, 5, 52)}, "dy must be [4,60,5,52], the shape of indices and that of a row"),
+        ),
+    )
+
+
 CASES = {
+    "AdamW": adamw("pytorch"),
+    "AdamW without the optional inputs": adamw("pytorch", optional=False),
+    "AdamW of Hugging Face": adamw("hugging_face"),
+    "AdamW of Hugging Face without the optional inputs": adamw("hugging_face", optional=False),
+    "AdamW that is skipped": adamw("pytorch", update=False),
     **{f"Attention {name}": forward for name, (forward, _) in ATTENTION_CASES.items()},
     **{f"AttentionGrad {name}": backward for name, (_, backward) in ATTENTION_CASES.items()},
+    "EmbeddingGrad": embedding_grad(np.int64),
+    "EmbeddingGrad int32": embedding_grad(np.int32),
     "GeluGrad": gelu_grad("none", np.float32, 1e-6),
     "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
     "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),

@@ -37,14 +37,9 @@ namespace ort_ops::add_layer_norm_grad {
 HWY_EXPORT(CombineTile);
 
 void RunBlock(const Problem& problem, const Plan& plan, float* partials, int64_t block) {
-  switch (problem.type) {
-    case ORT_OPS_FLOAT:
-      return RunFloatBlock(problem, plan, partials, block);
-    case ORT_OPS_FLOAT16:
-      return RunFloat16Block(problem, plan, partials, block);
-    case ORT_OPS_BFLOAT16:
-      return RunBFloat16Block(problem, plan, partials, block);
-  }
+  if (problem.type == ORT_OPS_FLOAT) return RunFloatBlock(problem, plan, partials, block);
+  if (problem.type == ORT_OPS_FLOAT16) return RunFloat16Block(problem, plan, partials, block);
+  return RunBFloat16Block(problem, plan, partials, block);
 }
 
 void CombineTile(const Problem& problem, const Plan& plan, const float* partials, int64_t tile) {
