@@ -12,9 +12,15 @@ import pytest
 
 import ort_ops
 from ort_ops.gradient import build_gradient_model
+from ort_ops.training.api import CheckpointState, Module, Optimizer
+from ort_ops.training.checkpoint import Checkpoint
+from ort_ops.training.optimizer import AdamW, build_optimizer_model
+from ort_ops.training.training_graphs import build_training_graphs
 
 torch = pytest.importorskip("torch", reason="PyTorch, the reference, is not installed")
 import torch_gpt  # noqa: E402 (needs torch)
+
+torch.set_num_threads(1)  # on models this small more threads only wait for each other
 
 ALPHABET = list("\n abcé—")
 CONFIG = gpt.GptConfig(vocabulary=len(ALPHABET), context=8, width=12, heads=3, layers=2)
@@ -94,6 +100,54 @@ def test_gradients_agree_with_pytorch() -> None:
         np.testing.assert_allclose(
             gradient, expected, rtol=0, atol=200 * 2.0**-24 * np.abs(expected).max(), err_msg=name
         )
+
+
+def test_twenty_steps_of_training_agree_with_pytorch() -> None:
+    """Gradients accumulated over two batches a step, AdamW with clipping and decay, a learning rate that
+    changes."""
+    first, rates = large_parameters(), [0.003 * (1 - step / 40) for step in range(20)]
+    decayed = {name for name in first if not name.endswith(("bias", "norm.weight"))}
+    graphs = build_training_graphs(gpt.build_loss_model(CONFIG, first), ["loss"], requires_grad=list(first))
+    # With a large epsilon the rounding of a small gradient stays small in the update: gradients are clipped
+    # to 1 and off by up to 200 * 2^-24 (as in the test of the gradients), so an update by rate * 0.0012.
+    epsilon = 0.01
+    rule = AdamW(
+        epsilon=epsilon, weight_decay=0.1, no_decay=["*.bias", "*norm.weight"], max_gradient_norm=1.0
+    )
+    shapes = {name: (value.shape, onnx.TensorProto.FLOAT) for name, value in first.items()}
+    module = Module(graphs.training_model, CheckpointState(Checkpoint(first)), graphs.eval_model)
+    optimizer = Optimizer(build_optimizer_model(shapes, rule), module)
+
+    parameters = torch_parameters()
+    twin = torch.optim.AdamW(
+        [
+            {"params": [parameters[name] for name in first if name in decayed], "weight_decay": 0.1},
+            {"params": [parameters[name] for name in first if name not in decayed], "weight_decay": 0.0},
+        ],
+        eps=epsilon,
+    )
+    for rate in rates:
+        optimizer.set_learning_rate(rate)
+        for group in twin.param_groups:
+            group["lr"] = rate
+        twin.zero_grad()
+        for size in (BATCH, 3):
+            expected = torch_loss(parameters, batch(size))
+            expected.backward()
+            assert float(module(batch(size))) == pytest.approx(expected.item(), rel=2e-5)
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        twin.step()
+        optimizer.step()
+        module.lazy_reset_grad()
+    assert float(module.eval()(batch())) < 0.6 * torch_loss(torch_parameters(), batch()).item()
+    for name, parameter in parameters.items():
+        got, wanted = module.state.parameters[name].data, parameter.detach().numpy()
+        if name.endswith(
+            "query_key_value.bias"
+        ):  # the keys' third shifts no attention: its gradient is rounding
+            width = CONFIG.width
+            got, wanted = (np.delete(each, slice(width, 2 * width)) for each in (got, wanted))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=sum(rates) * 0.0012, err_msg=name)
 
 
 def test_every_norm_is_differentiated_by_the_fused_operator_with_the_residual_gradient() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from ort_ops.training.api.session import Model, existing_file, read_model
 
 _LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol buffers end here; a larger model keeps its tensors in a file of their own."""
+
+EXTERNAL_DATA_SUFFIX = ".data"
 
 
 def write_inference_model(
@@ -64,14 +68,16 @@ def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Written beside its final place and moved there, so that `path` is always a whole model."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = path.with_name(path.name + ".data")
+    """Write in a folder beside `path` and move from there, so that what is at `path` is always whole."""
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    temporary = path.with_name(path.name + ".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".export-", dir=path.parent))
     try:
-        ir.save(model, temporary, external_data=data.name if size > _LARGEST_MESSAGE_BYTES else None)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        if size > _LARGEST_MESSAGE_BYTES:
+            ir.save(model, unfinished / path.name, external_data=path.name + EXTERNAL_DATA_SUFFIX)
+        else:
+            ir.save(ir.external_data.load_to_model(model), unfinished / path.name)
+        for file in sorted(unfinished.iterdir(), reverse=True):  # the data before the model that needs it
+            os.replace(file, path.parent / file.name)
+    finally:
+        shutil.rmtree(unfinished)

@@ -35,7 +35,7 @@ class Module:
         eval_model_uri: the evaluation model, for `eval()` and `export_model_for_inferencing`.
         device: `cpu`, `cuda` or `cuda:<index>`. All parameters, gradients and optimizer state are there.
         session_options: for the sessions of the Module and its Optimizer, e.g. with a number of threads. The
-            plugin and the setting that idle threads stop spinning are added to it.
+            plugin is registered on it; idle threads stop spinning and memory patterns are off.
         additional_output_names: outputs of the models, such as the logits, to return after the loss, instead
             of those chosen when the artifacts were generated.
 

@@ -28,7 +28,7 @@ _STOP_SPINNING = "session.force_spinning_stop"
 class Session:
     """One model, ready to run on `device`.
 
-    `options` get the plugin and the setting that idle threads stop spinning.
+    `options` get the plugin and the settings of `prepare_options`.
     """
 
     def __init__(self, model: Model, device: Device, options: ort.SessionOptions) -> None:
@@ -67,8 +67,11 @@ class Session:
 
 
 def prepare_options(options: ort.SessionOptions) -> None:
-    """Register the plugin on `options`, unless it is, and let idle threads stop spinning."""
+    """Register the plugin on `options`, unless it is, and let sessions that take turns share the machine."""
     ort_ops.register(options)
+    # The block that is laid out after the first run comes on top of what that run has left in the arena:
+    # measured, a fifth more memory in training a transformer of 19 million parameters, and no less time.
+    options.enable_mem_pattern = False
     try:
         options.get_session_config_entry(_STOP_SPINNING)
     except RuntimeError:  # not set yet; setting it a second time would make the runtime print a warning
