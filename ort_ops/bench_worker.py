@@ -5,7 +5,7 @@ no ort_ops. It reads one number per line from its standard input and answers eac
 losses and seconds of that many steps, and the most memory that the process has held so far.
 
 Every candidate starts from the parameters in FOLDER, which the candidate `export` puts there together with
-the forward model, and makes the same steps: forward, backward, AdamW.
+ort_ops' artifacts, and makes the same steps: forward, backward, AdamW.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EPSILON = 1e-8
 
 PARAMETERS = "parameters.npz"
 BATCH = "batch.npz"
-FORWARD = "forward.onnx"
+ARTIFACTS = "artifacts"
 LABELS = "labels"
 
 Step = Callable[[], float]
@@ -60,9 +60,11 @@ def peak_bytes() -> int:
 
 
 def export(case_name: str, folder: Path, threads: int) -> Step:
-    """Write the first parameters, the batch and the forward model, whose output is `logits`."""
-    import onnx
+    """Write the first parameters, the batch, and ort_ops' artifacts of the exported module."""
     import torch
+
+    from ort_ops.training import artifacts
+    from ort_ops.training.optimizer import AdamW
 
     case, module = _case(case_name), _module(case_name, threads)
     np.savez(folder / PARAMETERS, **{name: value.numpy() for name, value in module.state_dict().items()})
@@ -77,12 +79,13 @@ def export(case_name: str, folder: Path, threads: int) -> Step:
         verbose=False,
     )
     assert program is not None
-    model = program.model_proto
-    for node in model.graph.node:
-        if node.op_type == "BatchNormalization":  # the exporter leaves the batch's statistics out
-            node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
-            node.output.extend(f"{name}_{node.output[0]}" for name in ("mean", "variance"))
-    onnx.save(model, folder / FORWARD)
+    artifacts.generate_artifacts(
+        program.model_proto,
+        requires_grad=trained_names(folder),
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=AdamW(weight_decay=WEIGHT_DECAY, epsilon=EPSILON),
+        artifact_directory=folder / ARTIFACTS,
+    )
 
     def step() -> float:
         return 0.0
@@ -162,26 +165,16 @@ def _batch(folder: Path) -> dict[str, np.ndarray]:
 
 def ours(case: str, folder: Path, threads: int) -> Step:
     """The exported model, trained by ort_ops in the stock runtime."""
-    import onnx
     import onnxruntime
 
-    from ort_ops.gradient import build_gradient_model
     from ort_ops.training.api import CheckpointState, Module, Optimizer
-    from ort_ops.training.checkpoint import Checkpoint
-    from ort_ops.training.optimizer import AdamW, build_optimizer_model
 
-    forward = _with_cross_entropy(onnx.load(folder / FORWARD))
-    names = [name for name in trained_names(folder) if name in {t.name for t in forward.graph.initializer}]
-    values = {t.name: onnx.numpy_helper.to_array(t) for t in forward.graph.initializer if t.name in names}
-    gradient_model = build_gradient_model(forward, requires_grad=names)
-    optimizer_model = build_optimizer_model(
-        {name: (value.shape, onnx.TensorProto.FLOAT) for name, value in values.items()},
-        AdamW(weight_decay=WEIGHT_DECAY),
-    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    module = Module(gradient_model, CheckpointState(Checkpoint(values)), session_options=options)
-    optimizer = Optimizer(optimizer_model, module)
+    path = folder / ARTIFACTS
+    state = CheckpointState.load_checkpoint(path / "checkpoint")
+    module = Module(path / "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(path / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(LEARNING_RATE)
     batch = _batch(folder)
 
@@ -192,17 +185,6 @@ def ours(case: str, folder: Path, threads: int) -> Step:
         return loss
 
     return step
-
-
-def _with_cross_entropy(model):
-    from onnx import TensorProto, helper
-
-    examples = model.graph.output[0].type.tensor_type.shape.dim[0].dim_value
-    model.graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", ["logits", LABELS], ["loss"]))
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, [examples]))
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    return model
 
 
 def trained_names(folder: Path) -> list[str]:
@@ -227,7 +209,7 @@ def peer(case_name: str, folder: Path, threads: int) -> Step:
     torch.onnx.export(
         module,
         tuple(torch.from_numpy(value) for value in case.inputs.values()),
-        str(path / FORWARD),
+        str(path / "forward.onnx"),
         input_names=list(case.inputs),
         output_names=["logits"],
         opset_version=14,
@@ -235,7 +217,7 @@ def peer(case_name: str, folder: Path, threads: int) -> Step:
         do_constant_folding=False,
         dynamo=False,
     )
-    forward = onnx.load(path / FORWARD)
+    forward = onnx.load(path / "forward.onnx")
     present = {tensor.name for tensor in forward.graph.initializer}
     names = [name for name in trained_names(folder) if name in present]
 

@@ -167,7 +167,7 @@ class _Heads:
         if mask is not None:
             scores = scores + mask
         if visibility == "causal":
-            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+            scores = np.where(np.tri(*scores.shape[-2:]).astype(bool), scores, -np.inf)
         with np.errstate(invalid="ignore"):
             largest = scores.max(axis=-1, keepdims=True)
             exponentials = np.exp(scores - largest)

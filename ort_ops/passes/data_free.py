@@ -69,7 +69,8 @@ def _without_large_tensors(model: ir.Model) -> onnx.ModelProto:
             value.meta["data"] = tensor
         return ir.to_proto(model)
     finally:
-        del graph.inputs[len(inputs) :]
+        while len(graph.inputs) > len(inputs):
+            graph.inputs.pop()  # `del` with a slice would leave the value believing that it is an input
         for value in initializers.values():
             value.const_value = value.meta.pop("data")
             if value.name not in graph.initializers:

@@ -6,6 +6,7 @@ import math
 
 import onnx_ir as ir
 
+from ort_ops import operators
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 from ort_ops.gradient.rules.elementwise import one_minus_square
@@ -107,8 +108,18 @@ def swish(c: Vjp) -> Grads:
 
 @vjp("Gelu")
 def gelu(c: Vjp) -> Grads:
-    slope = tanh_gelu_slope if c.str_attr("approximate", "none") == "tanh" else erf_gelu_slope
-    return (c.op("Mul", c.dy(), slope(c, c.x(0))),)
+    return (gelu_gradient(c, c.x(0), c.str_attr("approximate", "none")),)
+
+
+def gelu_gradient(c: Vjp, x: ir.Value, approximate: str) -> ir.Value:
+    """One GeluGrad; the formula for float64, which that does not take."""
+    if c.dtype == ir.DataType.DOUBLE:
+        slope = tanh_gelu_slope if approximate == "tanh" else erf_gelu_slope
+        return c.op("Mul", c.dy(), slope(c, x))
+    return c.op(
+        operators.GELU_GRAD.name, c.dy(), x,
+        domain=operators.DOMAIN, version=operators.GELU_GRAD.version, approximate=approximate,
+    )  # fmt: skip
 
 
 def sigmoid_gate_slope(c: Vjp, x: ir.Value, alpha: float) -> ir.Value:

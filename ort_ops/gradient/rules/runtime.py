@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
-from ort_ops.gradient.rules.activation import erf_gelu_slope, sigmoid_gate_slope, tanh_gelu_slope
+from ort_ops.gradient.rules.activation import gelu_gradient, sigmoid_gate_slope
 from ort_ops.gradient.rules.linalg import gemm_gradients, matmul_gradients
 from ort_ops.gradient.rules.norm import fused_layer_norm_gradient, rms_norm_gradient, trailing_axes
 
@@ -16,7 +16,7 @@ DOMAIN = "com.microsoft"
 
 @vjp("Gelu", domain=DOMAIN)
 def gelu(c: Vjp) -> Grads:
-    return (c.op("Mul", c.dy(), erf_gelu_slope(c, c.x(0))),)
+    return (gelu_gradient(c, c.x(0), "none"),)
 
 
 @vjp("QuickGelu", domain=DOMAIN)
@@ -27,7 +27,7 @@ def quick_gelu(c: Vjp) -> Grads:
 
 @vjp("BiasGelu", domain=DOMAIN)
 def bias_gelu(c: Vjp) -> Grads:
-    gradient = c.op("Mul", c.dy(), erf_gelu_slope(c, c.op("Add", c.x(0), c.x(1))))
+    gradient = gelu_gradient(c, c.op("Add", c.x(0), c.x(1)), "none")
     return gradient, c.sum_to(gradient, c.y().shape, c.x(1))
 
 
@@ -35,8 +35,8 @@ def bias_gelu(c: Vjp) -> Grads:
 def fast_gelu(c: Vjp) -> Grads:
     """The tanh form, of x or of x plus a bias."""
     if not c.has(1):
-        return (c.op("Mul", c.dy(), tanh_gelu_slope(c, c.x(0))),)
-    gradient = c.op("Mul", c.dy(), tanh_gelu_slope(c, c.op("Add", c.x(0), c.x(1))))
+        return (gelu_gradient(c, c.x(0), "tanh"),)
+    gradient = gelu_gradient(c, c.op("Add", c.x(0), c.x(1)), "tanh")
     return gradient, c.sum_to(gradient, c.y().shape, c.x(1))
 
 

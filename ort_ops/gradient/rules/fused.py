@@ -1,0 +1,24 @@
+"""Derivatives of the plugin's own forward operators."""
+
+from __future__ import annotations
+
+from ort_ops import operators
+from ort_ops.gradient.driver import Vjp
+from ort_ops.gradient.registry import Grads, vjp
+
+
+@vjp(operators.ATTENTION.name, domain=operators.DOMAIN, inputs=(0, 1, 2))
+def scaled_dot_product_attention(c: Vjp) -> Grads:
+    if c.has_dy(1):
+        raise c.fail("its output log_sum_exp is not supported as part of the loss")
+    operands = [c.optional(index) for index in range(4)]
+    gradients = c.multi(
+        operators.ATTENTION_GRAD.name,
+        c.dy(), *operands, c.y(), c.y(1),
+        domain=operators.DOMAIN,
+        version=operators.ATTENTION_GRAD.version,
+        outputs=3 if c.has(1) else 1,
+        scale=c.float_attr("scale", 1.0),
+        visibility=c.str_attr("visibility", "all"),
+    )  # fmt: skip
+    return gradients
