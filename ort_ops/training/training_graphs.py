@@ -98,8 +98,11 @@ def build_training_graphs(
         evaluated = _prepared(evaluation.model, evaluation.outputs)
     if compute_type is not None:
         forward = passes.mixed_precision(forward, compute_type)
-    tensors = _parameters_to_inputs(forward, names)
-    _parameters_to_inputs(evaluated, names)
+    tensors = {
+        name: forward.graph.initializers[name].const_value for name in (*names.trainable, *names.frozen)
+    }
+    for made in (forward, evaluated):
+        _parameters_to_inputs(made, tensors)
     _take_inputs(evaluated, forward)
     for made in (forward, evaluated):
         made.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
@@ -107,8 +110,8 @@ def build_training_graphs(
     return TrainingGraphs(
         _training_model(forward, names, updated, scale_loss),
         ir.to_proto(evaluated),
-        {name: tensors[name] for name in names.trainable},
-        {name: tensors[name] for name in names.frozen},
+        {name: _message(tensors[name]) for name in names.trainable},
+        {name: _message(tensors[name]) for name in names.frozen},
     )
 
 
@@ -138,17 +141,17 @@ def _set_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     graph.outputs[:] = [values[name] for name in dict.fromkeys(names)]
 
 
-def _parameters_to_inputs(model: ir.Model, names: ParameterNames) -> dict[str, onnx.TensorProto]:
-    """Turn the parameters into inputs, after the others; returns their values."""
-    tensors = {}
-    parameters = {*names.trainable, *names.frozen}
+def _parameters_to_inputs(model: ir.Model, parameters: Collection[str]) -> None:
+    """Turn the parameters into inputs, after the others."""
     for name in [name for name in model.graph.initializers if name in parameters]:
         value = model.graph.initializers.pop(name)
-        assert value.const_value is not None
-        tensors[name] = ir.serde.serialize_tensor(value.const_value)
         value.const_value = None
         model.graph.inputs.append(value)
-    return tensors
+
+
+def _message(tensor: ir.TensorProtocol | None) -> onnx.TensorProto:
+    assert tensor is not None
+    return ir.serde.serialize_tensor(tensor)
 
 
 def _take_inputs(model: ir.Model, other: ir.Model) -> None:
@@ -178,10 +181,23 @@ def _training_model(
     outputs += [name + GRADIENT_SUFFIX for name in names.trainable]
     loss = _scaled_loss(model) if scale_loss else outputs[0]
     result = build_gradient_model(ir.to_proto(model), names.trainable, loss=loss)
+    _check_gradient_names(result, names)
     by_name = {value.name: value for value in result.graph.output}
     del result.graph.output[:]
     result.graph.output.extend(by_name[name] for name in [*outputs, *updated])
     return result
+
+
+def _check_gradient_names(model: onnx.ModelProto, names: ParameterNames) -> None:
+    """A gradient gets another name if the model has an input, output or initializer of its name."""
+    made = [value.name for value in model.graph.output][-len(names.trainable) :]
+    for name, made_name in zip(names.trainable, made, strict=True):
+        gradient_name = name + GRADIENT_SUFFIX
+        if made_name != gradient_name:
+            raise ValueError(
+                f"The model has a value {gradient_name!r}, but the gradient of {name!r} has that name; "
+                "rename the value."
+            )
 
 
 def _scaled_loss(model: ir.Model) -> str:

@@ -511,7 +511,8 @@ def choosable() -> onnx.ModelProto:
         choosable (float[N, 4] x) => (float y) <float factor = {0.5}, int64[2] shape = {-1, 4}>
         {
             in_node = Constant<value = float[4] {1, 2, 3, 4}>()
-            a = Add(x, mask)
+            limited = Min(x, limits)
+            a = Add(limited, mask)
             s = Softmax(a)
             m = Mul(s, in_node)
             h = Mul(m, factor)
@@ -523,6 +524,7 @@ def choosable() -> onnx.ModelProto:
         }
         """,
         mask=mask,
+        limits=np.array([np.inf, 1e3, 1e3, 1e3], np.float32),
         w=numbers(4, 1, seed=16),
         b=np.zeros(1, np.float32),
         unreachable=numbers(4, seed=17),
@@ -559,7 +561,7 @@ def test_what_is_trained(
 
 def made_order(model: onnx.ModelProto, trained: list[str], frozen: list[str]) -> list[str]:
     """The parameters in the order of the initializers: as they were given, Constant nodes last."""
-    order = ["factor", "shape", "mask", "w", "b", "unreachable", "unused", "in_node"]
+    order = ["factor", "shape", "mask", "limits", "w", "b", "unreachable", "unused", "in_node"]
     return sorted([*trained, *frozen], key=order.index)
 
 
@@ -814,6 +816,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "model must be an ONNX model; the bytes that were given are none",
     ),
+    "a name taken": (
+        lambda: build_artifacts(_named_like_a_gradient("w_grad"), ["w"]),
+        ValueError,
+        "The model has a value 'w_grad', but the gradient of 'w' has that name",
+    ),
+    "the scale's name taken": (
+        lambda: build_artifacts(_named_like_a_gradient("loss_scale"), ["w"], loss_scale="dynamic"),
+        ValueError,
+        "The model has a value 'loss_scale', but the input for the scale of the loss has that name",
+    ),
     "compute type": (
         lambda: build_artifacts(mlp(), loss=LossType.CrossEntropyLoss, compute_type="int8"),
         ValueError,
@@ -835,6 +847,20 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "no custom_op_library at 'nowhere.so'",
     ),
 }
+
+
+def _named_like_a_gradient(name: str) -> onnx.ModelProto:
+    return parsed(
+        f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 4] {name}) => (float y)
+        {{
+            h = MatMul({name}, w)
+            y = ReduceMean<keepdims = 0>(h)
+        }}
+        """,
+        w=numbers(4, 3, seed=1),
+    )
 
 
 def _argmax() -> onnx.ModelProto:
