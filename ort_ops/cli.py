@@ -6,18 +6,37 @@ from typing import Annotated
 
 import typer
 
+from ort_ops import cli_training
+
 app = typer.Typer(
     name="ort-ops",
-    help="Train transformers with the stock ONNX Runtime.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 
 @app.callback()
 def main() -> None:
-    """Train transformers with the stock ONNX Runtime."""
+    """Train transformers with the stock ONNX Runtime.
+
+    For example a classifier of images: export it to classifier.onnx with an input `images` and an output of
+    one score per class, and save its data in Python, samples along the first axis:
+
+        numpy.savez("data.npz", images=images, labels=labels)
+
+    Then this trains it:
+
+        ort-ops train classifier.onnx data.npz --out run --epochs 5
+
+    The folder `run` has the trained model for any ONNX Runtime (model.onnx), the curves (losses.png), the
+    numbers (metrics.csv) and a checkpoint, from which the same command with --resume goes on.
+    """
+
+
+app.command()(cli_training.artifacts)
+app.command()(cli_training.train)
 
 
 @app.command()

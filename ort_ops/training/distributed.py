@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 # What the launchers of Open MPI, of MPICH and its relatives, and of Slurm tell the processes they start.
-_RANK_COUNT_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_RANK_COUNT_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 # The size of a cache line, and what the widest vector registers load at once.
 _ALIGNMENT_BYTES = 64
 
-# A mistake common to all ranks, such as a missing file, is seen by all at once; rank 0 then speaks for them.
 _SECONDS_FOR_RANK_0_TO_SPEAK = 0.5
 
 
@@ -59,8 +58,7 @@ def run(main: Callable[[Comm], None]) -> None:
         code = _exit_code(error)
         if code == 0 or communicator.size == 1:
             raise
-        if communicator.rank:
-            time.sleep(_SECONDS_FOR_RANK_0_TO_SPEAK)
+        let_rank_0_speak(communicator)
         if not isinstance(error, SystemExit):
             traceback.print_exc()
         print(
@@ -69,6 +67,15 @@ def run(main: Callable[[Comm], None]) -> None:
             flush=True,
         )
         communicator.Abort(code)
+
+
+def let_rank_0_speak(communicator: Comm) -> None:
+    """Wait on other ranks, before they tell of an error. A mistake common to all, such as a missing file,
+    is then
+    told once: rank 0 ends the job meanwhile.
+    """
+    if communicator.rank:
+        time.sleep(_SECONDS_FOR_RANK_0_TO_SPEAK)
 
 
 class DataParallel:

@@ -84,14 +84,14 @@ def fit(
                     "learning rate, a longer warm-up, or clipping of the gradients."
                 )
             validation_loss = None
-            if batch is batches[-1]:
-                if validation is not None:
-                    validation_loss = validation_mean(module, validation, batch_size, drop_rest, parallel)
-                state.properties[EPOCHS_DONE] = epoch
-                _save(state, checkpoint_path, parallel)
+            if validation is not None and batch is batches[-1]:
+                validation_loss = validation_mean(module, validation, batch_size, drop_rest, parallel)
             metrics = StepMetrics(step, epoch, loss, validation_loss, rate, len(batch) / seconds)
             history.append(metrics)
             on_step(metrics)
+        # After the reports, so that who keeps them has those of all steps behind a checkpoint.
+        state.properties[EPOCHS_DONE] = epoch
+        _save(state, checkpoint_path, parallel)
     return history
 
 

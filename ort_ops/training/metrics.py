@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,24 +49,23 @@ class MetricsFile:
             csv.writer(file, lineterminator="\n").writerow(_cells(metrics))
 
 
-def read_metrics(path: str | os.PathLike[str], last_step: int) -> list[StepMetrics]:
-    """The records up to `last_step` of a run's CSV file. A line that was cut off when the run was killed
-    ends it."""
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        lines = list(csv.reader(file))
+def read_metrics(path: str | os.PathLike[str], epochs: int) -> list[StepMetrics]:
+    """The records of the first `epochs` epochs in a run's CSV file; those of an epoch that was cut off are
+    not wanted, as the run that is resumed repeats it.
+
+    Raises FileNotFoundError when there is no file, ValueError when it is not such a file.
+    """
     records = []
-    for line in lines[1 : last_step + 1]:
-        step, epoch, training_loss, validation_loss, learning_rate, speed = line
-        records.append(
-            StepMetrics(
-                int(step),
-                int(epoch),
-                float(training_loss),
-                float(validation_loss) if validation_loss else None,
-                float(learning_rate),
-                float(speed),
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != _COLUMNS:
+            raise ValueError(
+                f"The columns of '{path}' must be {', '.join(_COLUMNS)}; got {reader.fieldnames}."
             )
-        )
+        for row in reader:
+            if None in row.values() or int(row["epoch"]) > epochs:
+                break
+            records.append(_parse(row))
     return records
 
 
@@ -93,3 +92,14 @@ def plot_losses(records: Sequence[StepMetrics], path: str | os.PathLike[str]) ->
 def _cells(metrics: StepMetrics) -> list[str]:
     # repr gives every digit of a float, so that what is read again has the same bits.
     return ["" if value is None else repr(value) for value in dataclasses.astuple(metrics)]
+
+
+def _parse(row: Mapping[str, str]) -> StepMetrics:
+    return StepMetrics(
+        step=int(row["step"]),
+        epoch=int(row["epoch"]),
+        training_loss=float(row["training_loss"]),
+        validation_loss=float(row["validation_loss"]) if row["validation_loss"] else None,
+        learning_rate=float(row["learning_rate"]),
+        samples_per_second=float(row["samples_per_second"]),
+    )

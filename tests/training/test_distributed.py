@@ -39,7 +39,7 @@ def mpirun(ranks: int, scenario: str, folder: Path, **environment: str) -> subpr
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
     )
 
 
