@@ -160,9 +160,6 @@ class _Rewriter:
         for body in _bodies(node):
             for inner in body:
                 self._widen_inputs(inner, before)
-            for index, value in enumerate(body.outputs):
-                if value in self._narrowed:
-                    body.outputs[index] = self._wide_copy(value, before)
 
     def _wide_copy(self, value: ir.Value, before: ir.Node) -> ir.Value:
         if value not in self._wide_copies:

@@ -53,11 +53,11 @@ UNSAFE = {
         y_updated = Add(y, last)""",
     "a view of it is read later": """
         flat = Reshape(x, shape)
-        x_updated = Add(x, g)
-        y_updated = Add(flat, g)""",
+        x_updated = Add(flat, g)
+        y_updated = Sub(flat, g)""",
     "a view of it is an output": """
         y_updated = Identity(x)
-        x_updated = Add(x, g)""",
+        x_updated = Add(y_updated, g)""",
     "read inside a branch": """
         x_updated = Add(x, g)
         y_updated = If(flag) <
