@@ -42,6 +42,7 @@ def train_batch_norm(model: ir.Model) -> list[ir.Value]:
         for statistic, output in ((_MEAN, 1), (_VARIANCE, 2)):
             source, updated = node.inputs[statistic], node.outputs[output]
             assert source is not None
+            updated.name = updated.name or f"{node.outputs[0].name}_statistic_{output}"
             if source in latest:
                 node.replace_input_with(statistic, latest[source])
             if source.is_graph_input():

@@ -34,6 +34,34 @@ class ParameterNames:
     frozen: tuple[str, ...]
 
 
+def give_equal_parameters_tensors_of_their_own(graph: ir.Graph) -> None:
+    """Undo, in place, what PyTorch's older exporter does to a model in evaluation mode: of parameters that
+    are equal, such as the ones and zeros of norms before training, it stores one, and writes the others as
+    `Identity` of that. They would be trained as if they were tied.
+
+    Only tensors whose elements all have one value are taken apart: others are equal by intention.
+    """
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
+        output = node.outputs[0]
+        if source is None or output.is_graph_output() or not _has_one_value(source):
+            continue
+        assert source.const_value is not None
+        tensor = ir.tensor(source.const_value.numpy(), source.dtype, name=output.name)
+        own = ir.Value(name=output.name, type=source.type, shape=source.shape, const_value=tensor)
+        output.replace_all_uses_with(own)
+        graph.remove(node, safe=True)
+        graph.register_initializer(own)
+
+
+def _has_one_value(value: ir.Value) -> bool:
+    """Whether a value is a float initializer with axes, read more than once, whose elements are all equal."""
+    if not (value.is_initializer() and len(value.uses()) > 1 and _is_parameter(value)):
+        return False
+    numbers = value.const_value.numpy()  # type: ignore[union-attr]
+    return bool(np.all(numbers == numbers.flat[0]))
+
+
 def choose_parameters(
     model: ir.Model,
     loss: ir.Value,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 
 from ort_ops import passes
 from ort_ops.gradient import build_gradient_model
@@ -19,7 +19,11 @@ from ort_ops.gradient.builder import GRADIENT_SUFFIX
 from ort_ops.gradient.registry import OLDEST_OPSET
 from ort_ops.training import modes
 from ort_ops.training.optimizer import LOSS_SCALE, UPDATED_SUFFIX
-from ort_ops.training.parameters import ParameterNames, choose_parameters
+from ort_ops.training.parameters import (
+    ParameterNames,
+    choose_parameters,
+    give_equal_parameters_tensors_of_their_own,
+)
 
 FROZEN_KEY = "ort_ops.frozen"
 """Where the models' metadata lists, in JSON, the parameters that are not trained."""
@@ -103,6 +107,7 @@ def build_training_graphs(
     }
     for made in (forward, evaluated):
         _parameters_to_inputs(made, tensors)
+    RemoveUnusedNodesPass()(evaluated)  # what only the training mode needs
     _take_inputs(evaluated, forward)
     for made in (forward, evaluated):
         made.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
@@ -126,6 +131,7 @@ def _prepared(model: onnx.ModelProto, outputs: Sequence[str]) -> ir.Model:
     _set_outputs(forward.graph, outputs)
     forward = passes.upgrade_opset(passes.inline_functions(forward), OLDEST_OPSET)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(forward)
+    give_equal_parameters_tensors_of_their_own(forward.graph)
     passes.infer_shapes(forward)
     return forward
 

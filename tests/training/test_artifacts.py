@@ -350,6 +350,64 @@ def test_batch_norm_can_keep_its_statistics(training: bool) -> None:
     assert_gradients(results, gradients)
 
 
+def test_equal_parameters_that_an_exporter_stores_once_are_trained_apart() -> None:
+    """PyTorch's older exporter writes those of an untrained model so; a matrix that is shared is tied."""
+    model = parsed(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        fresh (float[N, 4] x) => (float[N, 4] y)
+        {
+            bias = Identity(mean)
+            var = Identity(scale)
+            tied = Identity(w)
+            n = BatchNormalization(x, scale, bias, mean, var)
+            m = MatMul(n, w)
+            y = MatMul(m, tied)
+        }
+        """,
+        scale=np.ones(4, np.float32),
+        mean=np.zeros(4, np.float32),
+        w=numbers(4, 4, seed=19),
+    )
+    made = build_artifacts(model, loss=LossType.MSELoss)
+    assert inputs(made.training_model) == ["x", "target", "scale", "mean", "w", "bias", "var"]
+    assert outputs(made.training_model)[2:] == [
+        *("scale_grad", "w_grad", "bias_grad"),
+        *("mean_updated", "var_updated"),
+    ]
+    assert made.checkpoint.frozen == {"mean", "var"}
+    results = run(made.training_model, made.checkpoint.parameters, x=X, target=X)
+    np.testing.assert_allclose(results["mean_updated"], 0.1 * X.mean(0), rtol=1e-5, atol=1e-6)
+    weight = torch.tensor(numbers(4, 4, seed=19), dtype=torch.float64, requires_grad=True)
+    x = torch.tensor(X, dtype=torch.float64)
+    F.mse_loss(F.batch_norm(x, None, None, training=True) @ weight @ weight, x).backward()
+    assert weight.grad is not None
+    assert_gradients(results, {"w": weight.grad.numpy()})
+
+
+def test_statistics_that_are_no_parameters_are_not_updated() -> None:
+    model = parsed(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        computed (float[N, 4] x) => (float[N, 4] y)
+        {
+            mean = Neg(shift)
+            y = BatchNormalization(x, scale, bias, mean, var)
+        }
+        """,
+        shift=numbers(4, seed=20),
+        **{name: CNN_VALUES[name] for name in ("scale", "bias", "var")},
+    )
+    made = build_artifacts(model, frozen_params=["shift"], loss=LossType.MSELoss)
+    assert outputs(made.training_model)[2:] == ["scale_grad", "bias_grad", "var_updated"]
+    results = run(made.training_model, made.checkpoint.parameters, x=X, target=X)
+    x = torch.tensor(X)
+    normal = F.batch_norm(
+        x, None, None, torch.tensor(CNN_VALUES["scale"]), torch.tensor(CNN_VALUES["bias"]), training=True
+    )
+    np.testing.assert_allclose(results["y"], normal, rtol=1e-5, atol=1e-5)
+
+
 def test_shared_statistics_are_updated_one_after_the_other() -> None:
     model = parsed(
         """
