@@ -117,11 +117,15 @@ bool Succeeded(const OrtApi& api, OrtStatus* status) {
   return false;
 }
 
-bool ReadNumber(const OrtApi& api, const OrtKernelInfo* info, const char* name, float* number) {
+bool Read(const OrtApi& api, const OrtKernelInfo* info, const char* name, float* number) {
   return Succeeded(api, api.KernelInfoGetAttribute_float(info, name, number));
 }
 
-bool ReadText(const OrtApi& api, const OrtKernelInfo* info, const char* name, std::string* text) {
+bool Read(const OrtApi& api, const OrtKernelInfo* info, const char* name, int64_t* integer) {
+  return Succeeded(api, api.KernelInfoGetAttribute_int64(info, name, integer));
+}
+
+bool Read(const OrtApi& api, const OrtKernelInfo* info, const char* name, std::string* text) {
   size_t size = 0;
   if (!Succeeded(api, api.KernelInfoGetAttribute_string(info, name, nullptr, &size))) return false;
   text->resize(size);
@@ -130,20 +134,20 @@ bool ReadText(const OrtApi& api, const OrtKernelInfo* info, const char* name, st
   return true;
 }
 
+constexpr const char* kAttributeTypes[] = {"a float", "an integer", "a string"};  // in the order of AttributeValue
+
 // Leaves the default where the node lacks the attribute; one of another type is an error.
 OrtStatus* ReadAttributes(Kernel& kernel, const OrtKernelInfo* info) {
   for (const AttributeDescription& attribute : kernel.op.description.attributes) {
-    const bool is_text = attribute.text != nullptr;
-    AttributeValue value = {attribute.number, is_text ? attribute.text : ""};
-    AttributeValue other = value;
-    int64_t integer = 0;
-    const bool is_number_there = ReadNumber(kernel.api, info, attribute.name, is_text ? &other.number : &value.number);
-    const bool is_text_there = ReadText(kernel.api, info, attribute.name, is_text ? &value.text : &other.text);
-    if ((is_text ? is_number_there : is_text_there) ||
-        Succeeded(kernel.api, kernel.api.KernelInfoGetAttribute_int64(info, attribute.name, &integer))) {
-      return NodeError(kernel, ORT_INVALID_GRAPH,
-                       std::string("the attribute ") + attribute.name + " must be " + (is_text ? "a string" : "a float") +
-                           "; got another type");
+    AttributeValue value = attribute.default_value;
+    const auto read = [&](auto& into) { return Read(kernel.api, info, attribute.name, &into); };
+    if (!std::visit(read, value)) {
+      for (AttributeValue other : {AttributeValue(0.0f), AttributeValue(int64_t{0}), AttributeValue(std::string())}) {
+        if (!std::visit(read, other)) continue;
+        return NodeError(kernel, ORT_INVALID_GRAPH,
+                         std::string("the attribute ") + attribute.name + " must be " + kAttributeTypes[value.index()] +
+                             "; got " + kAttributeTypes[other.index()]);
+      }
     }
     kernel.attributes.push_back(std::move(value));
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "ort_ops/ort_ops.h"
@@ -39,15 +40,12 @@ struct OutputSlot {
   int like;  // the input whose shape it has, or kOwnShape: then OpDescription::own_shape tells
 };
 
-// An attribute of a node, by the type of its default.
+using AttributeValue = std::variant<float, int64_t, std::string>;
+
+// An attribute of a node; the default's type is the attribute's.
 struct AttributeDescription {
   const char* name;
-  float number;
-  const char* text;  // not null: the attribute is a string, and `number` means nothing
-};
-struct AttributeValue {
-  float number;
-  std::string text;
+  AttributeValue default_value;
 };
 
 // One run of a node. Absent inputs and outputs are null.
@@ -55,6 +53,10 @@ struct Call {
   std::array<const OrtOpsTensor*, kMaxSlots> inputs;
   std::array<const OrtOpsTensor*, kMaxSlots> outputs;
   const std::vector<AttributeValue>& attributes;
+
+  float Number(size_t attribute) const { return std::get<float>(attributes[attribute]); }
+  int64_t Integer(size_t attribute) const { return std::get<int64_t>(attributes[attribute]); }
+  const char* Text(size_t attribute) const { return std::get<std::string>(attributes[attribute]).c_str(); }
 };
 
 struct OpDescription {

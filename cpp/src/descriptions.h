@@ -13,10 +13,14 @@ extern const OpDescription kAddLayerNormGrad;
 // All tensors are float.
 extern const OpDescription kAttention;
 extern const OpDescription kAttentionGrad;
+// Variable(0): the type of the labels.
+extern const OpDescription kCrossEntropy;
+extern const OpDescription kCrossEntropyGrad;
 // Variable(0): the type of the indices.
 extern const OpDescription kEmbeddingGrad;
 // Variable(0): the type of all tensors.
 extern const OpDescription kGeluGrad;
+extern const OpDescription kReluGrad;
 
 }  // namespace ort_ops
 

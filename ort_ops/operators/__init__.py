@@ -20,29 +20,42 @@ from ort_ops.operators.adamw import ADAMW, AdamW
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD, AddLayerNormGrad
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.catalogue import OPERATORS, REFERENCE_OPS
+from ort_ops.operators.cross_entropy import (
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
+    CrossEntropy,
+    CrossEntropyGrad,
+)
 from ort_ops.operators.embedding import embed_functions
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD, EmbeddingGrad
 from ort_ops.operators.gelu_grad import GELU_GRAD, GeluGrad
 from ort_ops.operators.inference import Inference
 from ort_ops.operators.operator import DOMAIN, MIN_OPSET, Attribute, Operator, Slot
+from ort_ops.operators.relu_grad import RELU_GRAD, ReluGrad
 
 __all__ = [
     "ADAMW",
     "ADD_LAYER_NORM_GRAD",
     "ATTENTION",
     "ATTENTION_GRAD",
+    "CROSS_ENTROPY",
+    "CROSS_ENTROPY_GRAD",
     "DOMAIN",
     "EMBEDDING_GRAD",
     "GELU_GRAD",
     "MIN_OPSET",
     "OPERATORS",
     "REFERENCE_OPS",
+    "RELU_GRAD",
     "AdamW",
     "AddLayerNormGrad",
     "Attribute",
+    "CrossEntropy",
+    "CrossEntropyGrad",
     "EmbeddingGrad",
     "GeluGrad",
     "Operator",
+    "ReluGrad",
     "Slot",
     "embed_functions",
 ]

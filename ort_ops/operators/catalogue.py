@@ -7,17 +7,22 @@ from onnx.reference.op_run import OpRun
 from ort_ops.operators.adamw import ADAMW
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
+from ort_ops.operators.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD
 from ort_ops.operators.gelu_grad import GELU_GRAD
 from ort_ops.operators.operator import Operator
+from ort_ops.operators.relu_grad import RELU_GRAD
 
 OPERATORS: tuple[Operator, ...] = (
     ADAMW,
     ADD_LAYER_NORM_GRAD,
     ATTENTION,
     ATTENTION_GRAD,
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
     EMBEDDING_GRAD,
     GELU_GRAD,
+    RELU_GRAD,
 )
 """Every operator of the plugin."""
 

@@ -21,7 +21,7 @@ MIN_OPSET = 15
 
 DATA_TYPES = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 
-AttributeValue = float | str
+AttributeValue = float | int | str
 
 
 @dataclass(frozen=True)

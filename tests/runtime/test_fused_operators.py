@@ -135,6 +135,52 @@ def attention(
     return forward, backward
 
 
+def cross_entropy(dtype: type, ignore_index: int) -> tuple[Case, Case]:
+    """The forward pass and the backward pass."""
+    scores, labels = normal(3, 40, 1001), RNG.integers(0, 1001, (3, 40)).astype(dtype)
+    labels[1, 7:30] = ignore_index
+    attributes = {"ignore_index": ignore_index}
+    refused = (
+        (
+            {"labels": labels[:, :39]},
+            "labels must be [3,40], scores [3,40,1001] without the last axis; got [3,39]",
+        ),
+        (
+            {"labels": np.full_like(labels, 1001)},
+            f"labels must be at least 0 and below 1001, the number of classes, or {ignore_index}, the ",
+        ),
+    )
+    forward = Case(
+        "CrossEntropy",
+        {"scores": scores, "labels": labels},
+        ("row_loss", "log_sum_exp"),
+        attributes,
+        refused=refused,
+    )
+    _, log_sum_exp = ReferenceEvaluator(forward.model(), new_ops=REFERENCE_OPS).run(None, forward.arrays())
+    backward = Case(
+        "CrossEntropyGrad",
+        {"drow_loss": normal(3, 40), "scores": scores, "labels": labels, "log_sum_exp": log_sum_exp},
+        ("dscores",),
+        attributes,
+        refused=refused,
+        in_place=(("dscores", "scores"),),
+    )
+    return forward, backward
+
+
+def relu_grad(dtype: np.dtype | type) -> Case:
+    return Case(
+        "ReluGrad",
+        {"dy": normal(3, 50, 257, dtype=dtype), "y": np.maximum(normal(3, 50, 257, dtype=dtype), dtype(0))},
+        ("dx",),
+        {},
+        0.0,
+        refused=(({"y": normal(3, 50, 256, dtype=dtype)}, "y must have the shape of dy, [3,50,257]; got "),),
+        in_place=(("dx", "dy"), ("dx", "y")),
+    )
+
+
 ATTENTION_CASES = {
     "": attention(False, "all", None),
     "joined causal": attention(True, "causal", None),
@@ -200,12 +246,20 @@ CASES = {
     "AdamW that is skipped": adamw("pytorch", update=False),
     **{f"Attention {name}": forward for name, (forward, _) in ATTENTION_CASES.items()},
     **{f"AttentionGrad {name}": backward for name, (_, backward) in ATTENTION_CASES.items()},
+    **{
+        f"{case.operator} {dtype.__name__}": case
+        for dtype, ignore_index in ((np.int64, -100), (np.int32, 5))
+        for case in cross_entropy(dtype, ignore_index)
+    },
     "EmbeddingGrad": embedding_grad(np.int64),
     "EmbeddingGrad int32": embedding_grad(np.int32),
     "GeluGrad": gelu_grad("none", np.float32, 1e-6),
     "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
     "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),
     "GeluGrad tanh bfloat16": gelu_grad("tanh", BFLOAT16, 2.0**-8),
+    "ReluGrad": relu_grad(np.float32),
+    "ReluGrad float16": relu_grad(np.float16),
+    "ReluGrad bfloat16": relu_grad(BFLOAT16.type),
 }
 
 with_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -300,17 +354,16 @@ def test_an_output_bound_to_an_inputs_own_buffer(case: Case) -> None:
 
 @with_cases
 def test_an_attribute_of_the_wrong_type_or_value_is_refused_with_its_name(case: Case) -> None:
+    kinds = {float: "a float", int: "an integer", str: "a string"}
     for attribute in case.described.attributes:
-        is_text = isinstance(attribute.default, str)
+        wrong: object = 1.5 if isinstance(attribute.default, str) else "text"
         model = case.model()
         node = model.graph.node[0]
         for given in [given for given in node.attribute if given.name == attribute.name]:
             node.attribute.remove(given)
-        node.attribute.append(onnx.helper.make_attribute(attribute.name, 1.5 if is_text else "text"))
-        rule = (
-            f"the attribute {attribute.name} must be a {'string' if is_text else 'float'}; got another type"
-        )
-        with pytest.raises(Exception, match=re.escape(f"{case.operator} (node 'n12'): {rule}")):
+        node.attribute.append(onnx.helper.make_attribute(attribute.name, wrong))
+        rule = f"{attribute.name} must be {kinds[type(attribute.default)]}; got {kinds[type(wrong)]}"
+        with pytest.raises(Exception, match=re.escape(f"{case.operator} (node 'n12'): the attribute {rule}")):
             plugin_session(model)
 
 

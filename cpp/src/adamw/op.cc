@@ -26,11 +26,10 @@ constexpr SlotType kBool = Fixed(ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL);
 OrtOpsStatus Plan(const Call& call, size_t* workspace_bytes, OrtOpsExecutor** executor) {
   const auto& in = call.inputs;
   const auto& out = call.outputs;
-  const auto& attributes = call.attributes;
   return ort_ops_adamw_get_workspace_size(
       in[kParameter], in[kGradient], in[kFirstMoment], in[kSecondMoment], in[kGradientWeight], in[kSquareWeight],
-      in[kStepSize], in[kInverseRoot], in[kDecay], in[kUpdate], out[0], out[1], out[2], attributes[kForm].text.c_str(),
-      attributes[kBeta1].number, attributes[kBeta2].number, attributes[kEpsilon].number, workspace_bytes, executor);
+      in[kStepSize], in[kInverseRoot], in[kDecay], in[kUpdate], out[0], out[1], out[2], call.Text(kForm),
+      call.Number(kBeta1), call.Number(kBeta2), call.Number(kEpsilon), workspace_bytes, executor);
 }
 
 size_t MayInplace(int** input_index, int** output_index) {
@@ -56,7 +55,7 @@ const OpDescription kAdamW = {
      {kFloat, true},
      {kBool, true}},
     {{kFloat, false, kParameter}, {kFloat, false, kFirstMoment}, {kFloat, false, kSecondMoment}},
-    {{"form", 0.0f, "pytorch"}, {"beta1", 0.9f, nullptr}, {"beta2", 0.999f, nullptr}, {"epsilon", 1e-8f, nullptr}},
+    {{"form", "pytorch"}, {"beta1", 0.9f}, {"beta2", 0.999f}, {"epsilon", 1e-8f}},
     Plan,
     MayInplace,
     nullptr};

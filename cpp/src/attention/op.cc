@@ -15,7 +15,7 @@ enum Output : size_t { kY, kLogSumExp };
 OrtOpsStatus Plan(const Call& call, size_t* workspace_bytes, OrtOpsExecutor** executor) {
   return ort_ops_attention_get_workspace_size(call.inputs[kQuery], call.inputs[kKey], call.inputs[kValue],
                                               call.inputs[kMask], call.outputs[kY], call.outputs[kLogSumExp],
-                                              call.attributes[0].number, call.attributes[1].text.c_str(),
+                                              call.Number(0), call.Text(1),
                                               workspace_bytes, executor);
 }
 
@@ -41,7 +41,7 @@ OrtOpsStatus Plan(const Call& call, size_t* workspace_bytes, OrtOpsExecutor** ex
   return ort_ops_attention_grad_get_workspace_size(
       call.inputs[kDy], call.inputs[kQuery], call.inputs[kKey], call.inputs[kValue], call.inputs[kMask],
       call.inputs[kY], call.inputs[kLogSumExp], call.outputs[kDquery], call.outputs[kDkey], call.outputs[kDvalue],
-      call.attributes[0].number, call.attributes[1].text.c_str(), workspace_bytes, executor);
+      call.Number(0), call.Text(1), workspace_bytes, executor);
 }
 
 // dkey and dvalue: as key and value, which are absent where query holds all three.
@@ -58,7 +58,7 @@ const OpDescription kAttention = {
     "ScaledDotProductAttention",
     {{kFloatType, false}, {kFloatType, true}, {kFloatType, true}, {kFloatType, true}},
     {{kFloatType, false, kOwnShape}, {kFloatType, false, kOwnShape}},
-    {{"scale", 1.0f, nullptr}, {"visibility", 0.0f, "all"}},
+    {{"scale", 1.0f}, {"visibility", "all"}},
     forward::Plan,
     nullptr,
     forward::Shape};
@@ -73,7 +73,7 @@ const OpDescription kAttentionGrad = {
      {kFloatType, false},
      {kFloatType, false}},
     {{kFloatType, false, backward::kQuery}, {kFloatType, true, kOwnShape}, {kFloatType, true, kOwnShape}},
-    {{"scale", 1.0f, nullptr}, {"visibility", 0.0f, "all"}},
+    {{"scale", 1.0f}, {"visibility", "all"}},
     backward::Plan,
     nullptr,
     backward::Shape};

@@ -10,7 +10,7 @@ enum Input : size_t { kDy, kX };
 
 OrtOpsStatus Plan(const Call& call, size_t* workspace_bytes, OrtOpsExecutor** executor) {
   return ort_ops_gelu_grad_get_workspace_size(call.inputs[kDy], call.inputs[kX], call.outputs[0],
-                                              call.attributes[0].text.c_str(), workspace_bytes, executor);
+                                              call.Text(0), workspace_bytes, executor);
 }
 
 size_t MayInplace(int** input_index, int** output_index) {
@@ -26,7 +26,7 @@ size_t MayInplace(int** input_index, int** output_index) {
 const OpDescription kGeluGrad = {"GeluGrad",
                                  {{Variable(0), false}, {Variable(0), false}},
                                  {{Variable(0), false, kDy}},
-                                 {{"approximate", 0.0f, "none"}},
+                                 {{"approximate", "none"}},
                                  Plan,
                                  MayInplace,
                                  nullptr};
