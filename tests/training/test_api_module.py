@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -363,3 +366,15 @@ def test_threads_take_turns() -> None:
     for name, value in gradients(module).items():
         # 128 additions of one number, each rounded once
         np.testing.assert_allclose(value, 129 * single[name], rtol=128 * 2.0**-24)
+
+
+def test_importing_the_training_needs_neither_pytorch_nor_mpi() -> None:
+    script = (
+        "import sys, ort_ops.training; "
+        "print([name for name in ('torch', 'mpi4py', 'matplotlib', 'transformers') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    assert result.stdout == "[]\n"

@@ -46,7 +46,7 @@ descent (float learning_rate, int64 step, float[3, 2] w, float[3, 2] w_grad, flo
 
 
 def optimizer_state(module: Module) -> ls.Tensors:
-    return dict(module.state._state.checkpoint(include_optimizer_state=True).optimizer_state)
+    return {name: tensor.read() for name, tensor in module.state._state.optimizer_state.items()}
 
 
 def test_steps_are_runs_of_the_optimizer_model() -> None:

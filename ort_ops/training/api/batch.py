@@ -55,7 +55,8 @@ def result_converter(batch: Mapping[str, Any]) -> Callable[[ort.OrtValue], Any]:
     framework = sys.modules[type(tensors[0]).__module__.partition(".")[0]]
     if any(isinstance(tensor, ort.OrtValue) for tensor in tensors) or not hasattr(framework, "from_dlpack"):
         return lambda value: value  # an OrtValue can be given to any from_dlpack
-    return framework.from_dlpack
+    # Older runtimes have OrtValues that do not speak DLPack.
+    return lambda value: framework.from_dlpack(value if hasattr(value, "__dlpack__") else to_numpy(value))
 
 
 def _to_ort_value(name: str, tensor: Any) -> ort.OrtValue:

@@ -16,6 +16,8 @@ from ort_ops.training.api.device import Device
 from ort_ops.training.api.tensor import Tensor
 from ort_ops.training.checkpoint import Checkpoint, check_property, load_checkpoint, save_checkpoint
 
+_NAMES_IN_ERRORS = 3
+
 
 class TrainingState:
     """The tensors behind a CheckpointState, for Module and Optimizer.
@@ -69,25 +71,27 @@ class TrainingState:
     def require_values(self) -> None:
         """Raise RuntimeError while a nominal checkpoint's parameters have no values."""
         if self.missing:
+            some = sorted(self.missing)[:_NAMES_IN_ERRORS]
+            more = ", ..." if len(self.missing) > len(some) else ""
             raise RuntimeError(
                 f"The state was loaded from a nominal checkpoint, and {len(self.missing)} of its parameters "
-                f"have no value yet ({', '.join(sorted(self.missing)[:3])}, ...). Give them with "
+                f"have no value yet ({', '.join(some)}{more}). Give them with "
                 "module.copy_buffer_to_parameters or state.parameters[name] = value."
             )
 
     def checkpoint(self, include_optimizer_state: bool) -> Checkpoint:
+        """The state of the moment, on the CPU in its own memory: to be used under the lock."""
         optimizer_state = self.optimizer_state if include_optimizer_state else {}
-        with self.lock:
-            if self.missing and len(self.missing) < len(self.parameters):
-                self.require_values()
-            return Checkpoint(
-                parameters={name: tensor.read() for name, tensor in self.parameters.items()},
-                optimizer_state={name: tensor.read() for name, tensor in optimizer_state.items()},
-                learning_rate=self.learning_rate if include_optimizer_state else None,
-                frozen=self.frozen,
-                properties=self.properties,
-                nominal=bool(self.missing),
-            )
+        if self.missing and len(self.missing) < len(self.parameters):
+            self.require_values()
+        return Checkpoint(
+            parameters={name: tensor.on_host() for name, tensor in self.parameters.items()},
+            optimizer_state={name: tensor.on_host() for name, tensor in optimizer_state.items()},
+            learning_rate=self.learning_rate if include_optimizer_state else None,
+            frozen=self.frozen,
+            properties=self.properties,
+            nominal=bool(self.missing),
+        )
 
 
 class Parameter:
@@ -217,7 +221,8 @@ class CheckpointState:
         include_optimizer_state: save also what the optimizer knows, its learning rate and step count among
             it, so that training can go on as if it had not been interrupted.
         """
-        save_checkpoint(checkpoint_uri, state._state.checkpoint(include_optimizer_state))
+        with state._state.lock:
+            save_checkpoint(checkpoint_uri, state._state.checkpoint(include_optimizer_state))
 
     @property
     def parameters(self) -> Parameters:

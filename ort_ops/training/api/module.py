@@ -202,8 +202,8 @@ class Module:
             )
         with self._state.lock:
             self._state.require_values()
-            parameters = {name: tensor.read() for name, tensor in self._state.parameters.items()}
-        write_inference_model(self._eval_model, parameters, graph_output_names, inference_model_uri)
+            parameters = {name: tensor.on_host() for name, tensor in self._state.parameters.items()}
+            write_inference_model(self._eval_model, parameters, graph_output_names, inference_model_uri)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

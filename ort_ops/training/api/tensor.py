@@ -59,6 +59,10 @@ class Tensor:
         """A copy of the values."""
         return self.array.copy() if self.array is not None else to_numpy(self.value)
 
+    def on_host(self) -> np.ndarray:
+        """The values, on the CPU without copying them."""
+        return self.array if self.array is not None else to_numpy(self.value)
+
     def write(self, values: np.ndarray | ort.OrtValue) -> None:
         """Copy `values`, of this shape and type, into the tensor's memory."""
         if isinstance(values, ort.OrtValue):
