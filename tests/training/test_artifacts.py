@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
+import onnxruntime_extensions
 import pytest
 import torch
 import torch.nn.functional as F
@@ -727,6 +728,40 @@ def test_files_have_the_prefix_and_other_forms(
     session = ort.InferenceSession(str(tmp_path / "a_training_model.ort"), providers=["CPUExecutionProvider"])
     results = session.run(["w2_grad"], {"x": X, "labels": LABELS, **MLP_VALUES})
     assert_gradients({"w2_grad": results[0]}, {"w2": torch_mlp()[1]["w2"]})
+
+
+def test_custom_operators_beside_the_way_of_gradients_stay(tmp_path: Path) -> None:
+    """ONNX Runtime's own format needs their library when it is written, and when it is run."""
+    model = parsed(
+        """
+        <ir_version: 8, opset_import: ["" : 17, "ai.onnx.contrib" : 1]>
+        custom (float[N, 4] x) => (float[N, 3] y, float[N, 4] positive)
+        {
+            y = MatMul(x, w)
+            negative, positive = ai.onnx.contrib.NegPos(x)
+        }
+        """,
+        w=numbers(4, 3, seed=21),
+    )
+    library = onnxruntime_extensions.get_library_path()
+    arguments: dict[str, Any] = {
+        "loss": LossType.CrossEntropyLoss,
+        "loss_input_names": ["y"],
+        "ort_format": True,
+    }
+    with pytest.raises(RuntimeError, match=r"cannot convert training_model.onnx.*custom_op_library"):
+        generate_artifacts(model, artifact_directory=tmp_path, **arguments)
+    assert listed(tmp_path) == []
+    generate_artifacts(model, artifact_directory=tmp_path, custom_op_library=library, **arguments)
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(library)
+    for name in ("training_model.onnx", "training_model.ort"):
+        session = ort.InferenceSession(tmp_path / name, options, providers=["CPUExecutionProvider"])
+        positive, gradient = session.run(
+            ["positive", "w_grad"], {"x": X, "labels": LABELS, "w": numbers(4, 3, seed=21)}
+        )
+        np.testing.assert_array_equal(positive, np.maximum(X, 0))
+        assert gradient.shape == (4, 3)
 
 
 def test_without_an_optimizer_there_is_no_optimizer_model(tmp_path: Path) -> None:
