@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ort_ops.gradient.paths import describe
 from ort_ops.training.optimizer import UPDATED_SUFFIX
 
 _MEAN, _VARIANCE = 3, 4
@@ -30,6 +31,8 @@ def statistics(model: ir.Model) -> list[str]:
 def train_batch_norm(model: ir.Model) -> list[ir.Value]:
     """BatchNormalization takes the statistics of the batch and updates the running ones.
 
+    Raises ValueError for a node in the body of a control-flow node.
+
     Returns:
         For each graph input that is a running statistic, its value after the run, named `<input>_updated`:
         running * momentum + batch * (1 - momentum), where the batch's variance is the population's, as ONNX
@@ -37,6 +40,11 @@ def train_batch_norm(model: ir.Model) -> list[ir.Value]:
     """
     latest: dict[ir.Value, ir.Value] = {}
     for node in _nodes(model, "BatchNormalization"):
+        if node.graph is not model.graph:
+            raise ValueError(
+                f"{describe(node)} is in the body of another node, where it cannot update its statistics; "
+                "build the artifacts with train_batch_norm=False."
+            )
         node.attributes.add(ir.AttrInt64("training_mode", 1))
         node.resize_outputs(3)
         for statistic, output in ((_MEAN, 1), (_VARIANCE, 2)):

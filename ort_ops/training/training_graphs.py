@@ -15,7 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedN
 
 from ort_ops import passes
 from ort_ops.gradient import build_gradient_model
-from ort_ops.gradient.builder import GRADIENT_SUFFIX
+from ort_ops.gradient.builder import GRADIENT_SUFFIX, IR_VERSION
 from ort_ops.gradient.registry import OLDEST_OPSET
 from ort_ops.training import modes
 from ort_ops.training.optimizer import LOSS_SCALE, UPDATED_SUFFIX
@@ -27,6 +27,9 @@ from ort_ops.training.parameters import (
 
 FROZEN_KEY = "ort_ops.frozen"
 """Where the models' metadata lists, in JSON, the parameters that are not trained."""
+
+ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
+"""Where it lists the outputs that a Module returns after the loss."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def build_training_graphs(
     _take_inputs(evaluated, forward)
     for made in (forward, evaluated):
         made.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
+        made.ir_version = max(made.ir_version or 0, IR_VERSION)  # as the operators of this opset need
     updated = _batch_norm_updates(forward, train_batch_norm) if evaluation is None else stated
     return TrainingGraphs(
         _training_model(forward, names, updated, scale_loss),

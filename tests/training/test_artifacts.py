@@ -641,10 +641,14 @@ def test_initializers_among_the_inputs_are_parameters() -> None:
         model.graph.input.append(
             onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
         )
-    made = build_artifacts(model, loss=LossType.CrossEntropyLoss)
-    assert inputs(made.training_model) == ["x", "labels", "w1", "b1", "w2"]
+    made = build_artifacts(model, ["w1", "w2"], loss=LossType.CrossEntropyLoss)
+    for artifact in (made.training_model, made.eval_model):
+        assert inputs(artifact) == ["x", "labels", "w1", "w2"]
+        assert "b1" in [tensor.name for tensor in artifact.graph.initializer]
+        results = run(artifact, made.checkpoint.parameters, x=X, labels=LABELS)
+        np.testing.assert_allclose(results["loss"], torch_mlp()[0], rtol=1e-6)
     results = run(made.training_model, made.checkpoint.parameters, x=X, labels=LABELS)
-    assert_gradients(results, torch_mlp()[1])
+    assert_gradients(results, {name: torch_mlp()[1][name] for name in ("w1", "w2")})
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------
@@ -919,6 +923,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "The model has a value 'loss_scale', but the input for the scale of the loss has that name",
     ),
+    "batch norm in a body": (
+        lambda: build_artifacts(_branches()),
+        ValueError,
+        r"BatchNormalization \(node 'inner'\) is in the body of another node.*train_batch_norm=False",
+    ),
     "compute type": (
         lambda: build_artifacts(mlp(), loss=LossType.CrossEntropyLoss, compute_type="int8"),
         ValueError,
@@ -954,6 +963,29 @@ def _named_like_a_gradient(name: str) -> onnx.ModelProto:
         """,
         w=numbers(4, 3, seed=1),
     )
+
+
+def _branches() -> onnx.ModelProto:
+    model = parsed(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 4] x, bool flag) => (float y)
+        {
+            h = MatMul(x, w)
+            side = If (flag) <
+                then_branch = t () => (float[N, 4] a)
+                { [inner] a = BatchNormalization(x, scale, bias, mean, var) },
+                else_branch = e () => (float[N, 4] b) { b = Identity(x) }
+            >
+            z = ReduceMean<keepdims = 0>(side)
+            p = ReduceMean<keepdims = 0>(h)
+            y = Add(z, p)
+        }
+        """,
+        w=numbers(4, 4, seed=1),
+        **{name: CNN_VALUES[name] for name in ("scale", "bias", "mean", "var")},
+    )
+    return model
 
 
 def _argmax() -> onnx.ModelProto:

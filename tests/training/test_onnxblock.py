@@ -5,6 +5,7 @@ unchanged and give its losses and gradients; what is misused is said.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,12 @@ def test_the_given_model_is_not_changed() -> None:
         blocks.Add()("A", "B")
         assert len(accessor.model.graph.node) == 3
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_threads_build_models_of_their_own() -> None:
+    with onnxblock.base(two_inputs()) as accessor, ThreadPoolExecutor(1) as other:
+        nodes = other.submit(lambda: len(built(blocks.Add()).graph.node)).result()
+        assert nodes == 3 and len(accessor.model.graph.node) == 2
 
 
 def test_new_names_are_free() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import onnx
 import onnx_ir as ir
@@ -56,18 +57,20 @@ class ModelAccessor:
             check(self.model)
 
 
-_GLOBAL_ACCESSOR: ModelAccessor | None = None
-_GLOBAL_CUSTOM_OP_LIBRARY: str | None = None
+# Of the thread: several may build models at once.
+_held_accessor: ContextVar[ModelAccessor | None] = ContextVar("accessor", default=None)
+_named_library: ContextVar[str | None] = ContextVar("custom_op_library", default=None)
 
 
 def current() -> ModelAccessor:
     """The accessor of the surrounding `with base(...)`. Raises RuntimeError outside of one."""
-    if _GLOBAL_ACCESSOR is None:
+    accessor = _held_accessor.get()
+    if accessor is None:
         raise RuntimeError(
             "onnxblock: blocks add to a model, and there is none; call them within 'with "
             "onnxblock.base(model):' or 'with onnxblock.empty_base():'."
         )
-    return _GLOBAL_ACCESSOR
+    return accessor
 
 
 @contextmanager
@@ -104,34 +107,32 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
     """Name the library of custom operators that the model needs where it is run. Raises RuntimeError when
     there is no such file, and within another `custom_op_library`."""
-    global _GLOBAL_CUSTOM_OP_LIBRARY
     path = os.fspath(custom_op_library_path)
-    if _GLOBAL_CUSTOM_OP_LIBRARY is not None:
+    if _named_library.get() is not None:
         raise RuntimeError(
-            f"onnxblock.custom_op_library: '{_GLOBAL_CUSTOM_OP_LIBRARY}' is in use; leave its 'with' first."
+            f"onnxblock.custom_op_library: '{_named_library.get()}' is in use; leave its 'with' first."
         )
     if not os.path.isfile(path):
         raise RuntimeError(f"onnxblock.custom_op_library: there is no library at '{path}'.")
-    _GLOBAL_CUSTOM_OP_LIBRARY = path
+    token = _named_library.set(path)
     try:
         yield path
     finally:
-        _GLOBAL_CUSTOM_OP_LIBRARY = None
+        _named_library.reset(token)
 
 
 @contextmanager
 def _held(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    global _GLOBAL_ACCESSOR
-    if _GLOBAL_ACCESSOR is not None:
+    if _held_accessor.get() is not None:
         raise RuntimeError(
             "onnxblock: blocks are adding to a model already; leave its 'with onnxblock.base(...)' before "
             "entering another, or build the other model first."
         )
-    _GLOBAL_ACCESSOR = accessor
+    token = _held_accessor.set(accessor)
     try:
         yield accessor
     finally:
-        _GLOBAL_ACCESSOR = None
+        _held_accessor.reset(token)
 
 
 def _at_first_opset(model: onnx.ModelProto) -> onnx.ModelProto:
