@@ -20,10 +20,12 @@ from ort_ops.training.checkpoint import Checkpoint
 from ort_ops.training.convert import convert as convert
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
 from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, LossScaling, UpdateRule
-from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
-
-ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
-"""Where the models' metadata lists, in JSON, the outputs that a step returns after the loss."""
+from ort_ops.training.training_graphs import (
+    ADDITIONAL_OUTPUTS_KEY,
+    TrainingGraphs,
+    WithOutputs,
+    build_training_graphs,
+)
 
 
 class LossType(enum.Enum):

@@ -35,10 +35,7 @@ from ort_ops.training.optimizer import (
     initial_state,
 )
 from ort_ops.training.peer_operators import PEER_DOMAIN, replace_peer_operators
-from ort_ops.training.training_graphs import FROZEN_KEY
-
-ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
-"""Where the models' metadata lists, in JSON, the outputs that a step returns after the loss."""
+from ort_ops.training.training_graphs import ADDITIONAL_OUTPUTS_KEY, FROZEN_KEY
 
 IR_VERSION = 10
 """What the overloads of function bodies need, and ONNX Runtime 1.18 reads."""

@@ -194,8 +194,12 @@ def test_additional_outputs_come_after_the_loss() -> None:
         np.testing.assert_array_equal(loss, expected["loss"])
         np.testing.assert_array_equal(prediction, expected["prediction"])
     assert Module(model, ls.new_state(), additional_output_names=[]).output_names() == ["loss"]
-    with pytest.raises(ValueError, match="must be outputs of the model; logits is none of loss, prediction"):
+    with pytest.raises(
+        ValueError, match=r"outputs of the training model; logits is none of loss, prediction\."
+    ):
         Module(model, ls.new_state(), additional_output_names=["logits"])
+    with pytest.raises(ValueError, match="w_grad is none of loss, prediction"):
+        Module(model, ls.new_state(), additional_output_names=["w_grad"])
 
 
 def wrong_batches() -> list[tuple[Any, str]]:

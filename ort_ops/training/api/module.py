@@ -19,10 +19,7 @@ from ort_ops.training.api.session import Model, Session
 from ort_ops.training.api.tensor import Tensor, check_tensor, ort_value, to_numpy
 from ort_ops.training.losses import label_checks
 from ort_ops.training.optimizer import GRADIENT_SUFFIX, LOSS_SCALE, UPDATED_SUFFIX
-from ort_ops.training.training_graphs import FROZEN_KEY
-
-ADDITIONAL_OUTPUTS_KEY = "ort_ops.additional_outputs"
-"""Key of a model's metadata: JSON list of the outputs that a Module returns after the loss."""
+from ort_ops.training.training_graphs import ADDITIONAL_OUTPUTS_KEY, FROZEN_KEY
 
 
 class Module:
@@ -177,7 +174,7 @@ class Module:
         if values.shape != (size,) or values.dtype != dtype:
             raise ValueError(
                 f"The buffer must be {dtype} [{size}], the {'trained ' if trainable_only else ''}parameters "
-                f" one after the other; got {values.dtype} {list(values.shape)}."
+                f"one after the other; got {values.dtype} {list(values.shape)}."
             )
         ends = np.cumsum([int(np.prod(tensor.shape)) for tensor in tensors])
         names = self._flat_names(trainable_only)
@@ -278,13 +275,17 @@ class _Mode:
         self.label_checks = label_checks(session.metadata)
         if additional is None:
             additional = json.loads(session.metadata.get(ADDITIONAL_OUTPUTS_KEY, "[]"))
-        unknown = [name for name in additional if name not in session.outputs]
+        of_parameters = {
+            name + suffix for name in self.parameter_names for suffix in (GRADIENT_SUFFIX, UPDATED_SUFFIX)
+        }
+        known = [name for name in session.outputs if name not in of_parameters]
+        unknown = [name for name in additional if name not in known]
         if unknown:
             raise ValueError(
-                f"additional_output_names must be outputs of the model; {', '.join(unknown)} is none of "
-                f"{', '.join(session.outputs)}."
+                f"additional_output_names must be outputs of the {kind}; {', '.join(unknown)} is none of "
+                f"{', '.join(known)}."
             )
-        self.result_names = [next(iter(session.outputs)), *additional]
+        self.result_names = [known[0], *additional]
 
     def run(
         self, values: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue | Device]
