@@ -403,6 +403,8 @@ def test_wrong_settings_are_named(make: Callable[[], object], message: str) -> N
 @pytest.mark.parametrize(
     "scores, labels, arguments, message",
     [
+        ([5], None, {}, r"the scores 'y' must have an axis of rows and one of classes; got \[5\]"),
+        ([], None, {}, r"the scores 'y' must have an axis of rows and one of classes; got \[\]"),
         ([2, 3, 5], [2, 4], {}, r"The scores are \[2, 3, 5\]; got \[2, 4\]"),
         ([2, 3, 4, 5], None, {"class_axis": 2}, "class_axis must be 1 or the last axis .* which is 3; got 2"),
         ([2, 5], None, {"weight": np.ones(4)}, r"weight must have the shape \[5\].*got \[4\]"),

@@ -109,6 +109,11 @@ class CrossEntropyLoss(Block):
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         scores = _graph_utils.value_info(self.base, scores_input_name).type
         dims = _dims(scores_input_name, scores)
+        if len(dims) < 2:
+            raise ValueError(
+                f"CrossEntropyLoss: the scores {scores_input_name!r} must have an axis of rows and one of "
+                f"classes; got {_shown(dims)}."
+            )
         if _graph_utils.node_arg_exists(self.base, labels_name):
             labels = _dims(labels_name, _graph_utils.value_info(self.base, labels_name).type)
             axis = self._class_axis_of(scores_input_name, dims, labels_name, labels)
