@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.machinery
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -100,14 +103,19 @@ def register(session_options: onnxruntime.SessionOptions) -> None:
 
 
 def _extensions_library_path() -> str:
-    try:
-        import onnxruntime_extensions
-    except ImportError as error:
-        raise ImportError(
-            "ort_ops registers its operators through onnxruntime-extensions, which is not installed; "
-            "run: pip install onnxruntime-extensions"
-        ) from error
-    return onnxruntime_extensions.get_library_path()
+    # The package is found, not imported: it imports transformers and PyTorch where they are installed, which
+    # takes seconds and 240 MB.
+    spec = importlib.util.find_spec("onnxruntime_extensions")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = Path(folder) / f"_extensions_pydll{suffix}"
+            if path.is_file():
+                return str(path)
+    raise ImportError(
+        "ort_ops registers its operators through onnxruntime-extensions, which is not installed; "
+        "run: pip install onnxruntime-extensions"
+    )
 
 
 def _import_onnxruntime():
@@ -124,6 +132,8 @@ def _import_onnxruntime():
 def _refuse_python_operators_of_the_same_name() -> None:
     # onnxruntime-extensions would loop for ever: its search for a free name never advances past a name that
     # is taken.
+    if "onnxruntime_extensions" not in sys.modules:
+        return
     from onnxruntime_extensions import Opdef
 
     from ort_ops.operators import OPERATORS

@@ -297,9 +297,8 @@ def _joined_shape(found: _Attention) -> list[int] | None:
     assert query is not None
     if not isinstance(query[1], int) or any(shape is None or shape[1] != query[1] for shape in shapes):
         return None
-    batch = query[0] if isinstance(query[0], int) else -1
-    sizes = [batch, query[1], 3, query[2], query[3]]
-    return [int(size) for size in sizes] if 0 not in sizes else None
+    sizes = [size if isinstance(size, int) else -1 for size in (query[0], query[1], 3, query[2], query[3])]
+    return sizes if 0 not in sizes else None
 
 
 def _is_causal(mask: ir.Value) -> bool:
@@ -332,7 +331,8 @@ def _contents(value: ir.Value) -> np.ndarray | None:
         [onnx.numpy_helper.from_array(c.const_value.numpy(), name) for name, c in constants.items()],  # type: ignore[union-attr]
     )
     opsets = [onnx.helper.make_opsetid("", graph.opset_imports[""])]
-    return ReferenceEvaluator(onnx.helper.make_model(made, opset_imports=opsets)).run(None, {})[0]
+    found = ReferenceEvaluator(onnx.helper.make_model(made, opset_imports=opsets)).run(None, {})
+    return np.asarray(list(found)[0])
 
 
 def _collect(value: ir.Value, nodes: list[ir.Node], constants: dict[str, ir.Value]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from ort_ops import operators
 from ort_ops.gradient.driver import Vjp
 from ort_ops.gradient.registry import Grads, vjp
 
@@ -195,13 +196,16 @@ def compress(c: Vjp) -> Grads:
 
 @vjp("Gather", inputs=(0,))
 def gather(c: Vjp) -> Grads:
-    """One scatter-add; repeated and negative indices are right."""
+    """One scatter-add; repeated and negative indices are right. Of float rows, one EmbeddingGrad."""
     data, indices = c.x(0), c.x(1)
     rank = c.rank(data)
     axis = c.int_attr("axis", 0) % rank
     single = c.known(1)
     if single is not None and single.size == 1:
         return (_gather_one(c, axis, int(single.item())),)
+    if axis == 0 and data.dtype == ir.DataType.FLOAT:
+        operator = operators.EMBEDDING_GRAD
+        return (c.op(operator.name, c.dy(), indices, data, domain=operator.domain, version=operator.version),)
     flat = c.op("Reshape", indices, [-1])
     index_rank = c.rank(indices)
     if index_rank == 1:
