@@ -40,11 +40,11 @@ def in_place_outputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _all_read_before_written(name: str, order: _Order, outputs: Mapping[str, object]) -> bool:
-    writer = order.writer.get(name + _UPDATED_SUFFIX)
+    writer = order.memory_writer(name + _UPDATED_SUFFIX)
     if writer is None:  # the output is an input or an initializer: nothing is computed
         return False
     names = order.views(name)
-    if any(view in outputs for view in names):
+    if any(view in outputs for view in names):  # a caller reads it when all is over
         return False
     readers = {reader for view in names for reader in order.readers.get(view, ())}
     if writer in readers and order.nodes[writer].op_type not in _ELEMENTWISE:
@@ -62,6 +62,13 @@ class _Order:
         for index, node in enumerate(nodes):
             for name in _names_read(node):
                 self.readers.setdefault(name, []).append(index)
+
+    def memory_writer(self, name: str) -> int | None:
+        """The node that may write the memory of `name`: the one before all views that lead there."""
+        writer = self.writer.get(name)
+        while writer is not None and self.nodes[writer].op_type in _VIEWS:
+            writer = self.writer.get(self.nodes[writer].input[0])
+        return writer
 
     def views(self, name: str) -> list[str]:
         """`name`, and the values that may lie in its memory."""

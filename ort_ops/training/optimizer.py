@@ -1,4 +1,4 @@
-"""Optimizers as ONNX graphs in standard operators: gradients and state in, new parameters and new state out.
+"""Optimizers as ONNX graphs: gradients and state in, new parameters and new state out.
 
 Every tensor is a named input or output. `<parameter>_grad` is the gradient's name, as `build_gradient_model`
 calls it; the new value of an input is the output `<input>_updated`, which is how the run time knows what
@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import GraphBuilder, OpBuilder
 
+from ort_ops import operators
 from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.loss_scaling import LossScaling, all_finite, next_scale
 from ort_ops.training.update_rules import (
@@ -137,13 +138,13 @@ def build_optimizer_model(
         gradient_scale = clip if gradient_scale is None else op.Mul(gradient_scale, clip)
         _add_output(builder, norm, GRADIENT_NORM, ir.DataType.FLOAT, [])
 
-    kept = _Keeper(op, finite)
-    _add_output(builder, kept(next_step, step), STEP + UPDATED_SUFFIX, ir.DataType.INT64, [])
     if loss_scaling is not None:
         assert scale is not None and good_steps is not None and finite is not None
+        next_step = op.Where(finite, next_step, step)
         new_scale, new_good_steps = next_scale(op, loss_scaling, scale, good_steps, finite)
         _add_output(builder, new_scale, LOSS_SCALE + UPDATED_SUFFIX, ir.DataType.FLOAT, [])
         _add_output(builder, new_good_steps, GOOD_STEPS + UPDATED_SUFFIX, ir.DataType.INT64, [])
+    _add_output(builder, next_step, STEP + UPDATED_SUFFIX, ir.DataType.INT64, [])
     written: dict[Hashable, ir.Value] = {}
     for tensor in tensors:
         group = _group_of(tensor.name, rule)
@@ -156,13 +157,14 @@ def build_optimizer_model(
             weight_decay=_weight_decay(tensor.name, rule, group),
             updates=updates,
             gradient_scale=gradient_scale,
+            is_used=finite,
         )
-        _add_update(builder, rule, tensor, write, kept)
+        _add_update(builder, rule, tensor, write)
     _free_interface_names(graph)
     model = ir.Model(graph, ir_version=IR_VERSION, producer_name="ort_ops")
     if loss_scaling is not None:
         model.metadata_props[INITIAL_LOSS_SCALE_KEY] = repr(loss_scaling.initial_scale)
-    return ir.to_proto(model)
+    return operators.embed_functions(ir.to_proto(model))
 
 
 def initial_state(optimizer_model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -198,17 +200,6 @@ class _Tensors:
     state: dict[str, ir.Value]
 
 
-class _Keeper:
-    """Chooses the new value, or the old one in a step that is skipped."""
-
-    def __init__(self, op: OpBuilder, finite: ir.Value | None) -> None:
-        self._op = op
-        self._finite = finite
-
-    def __call__(self, new: ir.Value, old: ir.Value) -> ir.Value:
-        return new if self._finite is None else self._op.Where(self._finite, new, old)
-
-
 def _add_inputs(
     builder: GraphBuilder, name: str, rule: UpdateRule, shape: Sequence[int], dtype: int
 ) -> _Tensors:
@@ -226,16 +217,13 @@ def _add_inputs(
     return _Tensors(name, shape, dtype, compute_type, parameter, gradient, state)
 
 
-def _add_update(
-    builder: GraphBuilder, rule: UpdateRule, tensor: _Tensors, write: UpdateWriter, kept: _Keeper
-) -> None:
+def _add_update(builder: GraphBuilder, rule: UpdateRule, tensor: _Tensors, write: UpdateWriter) -> None:
     parameter, state = rule.update(write, tensor.parameter, tensor.gradient, list(tensor.state.values()))
-    parameter = kept(parameter, tensor.parameter)
     if tensor.dtype is not tensor.compute_type:
         parameter = builder.op.Cast(parameter, to=tensor.dtype)
     _add_output(builder, parameter, tensor.name + UPDATED_SUFFIX, tensor.dtype, tensor.shape)
-    for (name, old), new in zip(tensor.state.items(), state, strict=True):
-        _add_output(builder, kept(new, old), name + UPDATED_SUFFIX, tensor.compute_type, tensor.shape)
+    for name, new in zip(tensor.state, state, strict=True):
+        _add_output(builder, new, name + UPDATED_SUFFIX, tensor.compute_type, tensor.shape)
 
 
 def _global_norm(op: OpBuilder, gradients: Sequence[ir.Value]) -> ir.Value:

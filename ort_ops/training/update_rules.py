@@ -2,8 +2,8 @@
 
 A rule writes the update of one parameter at a time through an `UpdateWriter`, which knows that parameter's
 type, learning rate and weight decay. What all parameters have in common (clipping, loss scaling, types
-narrower than float32) is in `optimizer.py`. All nodes are standard operators; every new value depends on all
-readers of the old one, so that the run time may write it into the old one's memory.
+narrower than float32) is in `optimizer.py`. Every new value depends on all readers of the old one, so that
+the run time may write it into the old one's memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from enum import Enum
 
 import onnx_ir as ir
 from onnxscript import OpBuilder
+
+from ort_ops import operators
 
 FIRST_MOMENT_SUFFIX = "_first_moment"
 SECOND_MOMENT_SUFFIX = "_second_moment"
@@ -78,11 +80,20 @@ class UpdateRule(ABC):
         """What is put behind a parameter's name to name its state tensors, each of the parameter's shape and
         zero at first."""
 
-    @abstractmethod
     def update(
         self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
     ) -> tuple[ir.Value, list[ir.Value]]:
-        """Write the nodes; returns the new parameter and the new state."""
+        """Write the nodes; returns the new parameter and the new state, or the old ones where `write` says
+        so."""
+        new_parameter, new_state = self._new_values(write, parameter, gradient, state)
+        kept = [write.kept(new, old) for new, old in zip(new_state, state, strict=True)]
+        return write.kept(new_parameter, parameter), kept
+
+    @abstractmethod
+    def _new_values(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
+        """The new parameter and the new state."""
 
 
 class AdamWForm(Enum):
@@ -129,20 +140,40 @@ class AdamW(UpdateRule):
     def update(
         self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
     ) -> tuple[ir.Value, list[ir.Value]]:
+        if write.dtype is not ir.DataType.FLOAT:
+            return super().update(write, parameter, gradient, state)
+        # The plugin's operator does the same in one pass over memory, the decision to skip included.
+        first, second = state
+        new = write.op.AdamW(
+            *(parameter, gradient, first, second, *_moment_weights(write, self.betas)),
+            *(self._step_size(write), self._inverse_root(write), _decay(write), write.is_used),
+            form=self.form.value,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            epsilon=self.epsilon,
+            _domain=operators.DOMAIN,
+            _version=1,
+            _outputs=3,
+        )
+        return new[0], [new[1], new[2]]
+
+    def _new_values(
+        self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
+    ) -> tuple[ir.Value, list[ir.Value]]:
         op = write.op
         first, second = _moments(write, self.betas, gradient, state)
+        move = _adam_move(
+            write, first, second, self.epsilon, self._step_size(write), self._inverse_root(write)
+        )
         if self.form is AdamWForm.PYTORCH:
-            parameter = _decayed(write, parameter)
-            move = _adam_move(write, self.betas, self.epsilon, self.bias_correction, first, second)
-            return op.Sub(parameter, move), [first, second]
-        denominator = op.Add(op.Sqrt(second), write.constant(self.epsilon))
-        step_size = self._hugging_face_step_size(write)
-        parameter = op.Sub(parameter, op.Mul(op.Div(first, denominator), step_size))
-        return _decayed(write, parameter), [first, second]
+            return op.Sub(_decayed(write, parameter), move), [first, second]
+        return _decayed(write, op.Sub(parameter, move)), [first, second]
 
-    def _hugging_face_step_size(self, write: UpdateWriter) -> ir.Value:
+    def _step_size(self, write: UpdateWriter) -> ir.Value:
         if not self.bias_correction:
             return write.learning_rate
+        if self.form is AdamWForm.PYTORCH:
+            return _adam_step_size(write, self.betas)
 
         def make() -> ir.Value:
             op = write.op
@@ -152,6 +183,11 @@ class AdamW(UpdateRule):
             return write.cast(op.Mul(write.double(write.learning_rate), ratio))
 
         return write.shared("step_size", make)
+
+    def _inverse_root(self, write: UpdateWriter) -> ir.Value | None:
+        if not self.bias_correction or self.form is AdamWForm.HUGGING_FACE:
+            return None
+        return _adam_inverse_root(write, self.betas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +209,13 @@ class Adam(UpdateRule):
     def state_suffixes(self) -> tuple[str, ...]:
         return (FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX)
 
-    def update(
+    def _new_values(
         self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
     ) -> tuple[ir.Value, list[ir.Value]]:
         write, gradient = _with_l2(write, parameter, gradient)
         first, second = _moments(write, self.betas, gradient, state)
-        move = _adam_move(write, self.betas, self.epsilon, True, first, second)
+        step_size, inverse_root = _adam_step_size(write, self.betas), _adam_inverse_root(write, self.betas)
+        move = _adam_move(write, first, second, self.epsilon, step_size, inverse_root)
         return write.op.Sub(parameter, move), [first, second]
 
 
@@ -216,7 +253,7 @@ class SGD(UpdateRule):
     def state_suffixes(self) -> tuple[str, ...]:
         return (MOMENTUM_SUFFIX,) if self.momentum else ()
 
-    def update(
+    def _new_values(
         self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
     ) -> tuple[ir.Value, list[ir.Value]]:
         op = write.op
@@ -273,7 +310,7 @@ class Lion(UpdateRule):
     def state_suffixes(self) -> tuple[str, ...]:
         return (FIRST_MOMENT_SUFFIX,)
 
-    def update(
+    def _new_values(
         self, write: UpdateWriter, parameter: ir.Value, gradient: ir.Value, state: Sequence[ir.Value]
     ) -> tuple[ir.Value, list[ir.Value]]:
         op = write.op
@@ -298,6 +335,7 @@ class UpdateWriter:
     updates: number of this update counted from 1, DOUBLE [].
     gradient_scale: what the gradient must still be multiplied by, of `dtype` []; None means by nothing.
     weight_decay: the parameter's.
+    is_used: BOOL [], whether the update is not skipped; None means that none is.
     """
 
     def __init__(
@@ -311,11 +349,13 @@ class UpdateWriter:
         weight_decay: float,
         updates: ir.Value,
         gradient_scale: ir.Value | None,
+        is_used: ir.Value | None,
     ) -> None:
         self.op = op
         self.dtype = dtype
         self.updates = updates
         self.weight_decay = weight_decay
+        self.is_used = is_used
         self._written = written
         self._run_time_rate = learning_rate
         self._rate_scale = learning_rate_scale
@@ -332,7 +372,12 @@ class UpdateWriter:
             weight_decay=self.weight_decay,
             updates=self.updates,
             gradient_scale=None,
+            is_used=self.is_used,
         )
+
+    def kept(self, new: ir.Value, old: ir.Value) -> ir.Value:
+        """`new`, or `old` when the update is skipped."""
+        return new if self.is_used is None else self.op.Where(self.is_used, new, old)
 
     def shared(self, name: str, make: Callable[[], ir.Value]) -> ir.Value:
         """The scalar `name`: what `make` wrote for the first parameter with the same settings."""
@@ -396,41 +441,58 @@ def _moments(
 ) -> tuple[ir.Value, ir.Value]:
     """Adam's moving averages of the gradient and of its square."""
     op = write.op
-    beta1, beta2 = betas
+    weight1, weight2 = _moment_weights(write, betas)
+    first = op.Add(op.Mul(state[0], write.constant(betas[0])), op.Mul(gradient, weight1))
+    square = op.Mul(gradient, gradient)
+    second = op.Add(op.Mul(state[1], write.constant(betas[1])), op.Mul(square, weight2))
+    return first, second
+
+
+def _moment_weights(write: UpdateWriter, betas: tuple[float, float]) -> tuple[ir.Value, ir.Value]:
+    """What the gradient and its square are multiplied by in the moving averages."""
 
     def square_weight() -> ir.Value:
-        weight, scale = write.constant(1.0 - beta2), write.gradient_scale
-        return weight if scale is None else op.Mul(weight, op.Mul(scale, scale))
+        weight, scale = write.constant(1.0 - betas[1]), write.gradient_scale
+        return weight if scale is None else write.op.Mul(weight, write.op.Mul(scale, scale))
 
-    weight1 = write.shared("gradient_weight", lambda: write.gradient_weight(write.constant(1.0 - beta1)))
-    weight2 = write.shared("square_weight", square_weight)
-    first = op.Add(op.Mul(state[0], write.constant(beta1)), op.Mul(gradient, weight1))
-    second = op.Add(op.Mul(state[1], write.constant(beta2)), op.Mul(op.Mul(gradient, gradient), weight2))
-    return first, second
+    return (
+        write.shared("gradient_weight", lambda: write.gradient_weight(write.constant(1.0 - betas[0]))),
+        write.shared("square_weight", square_weight),
+    )
 
 
 def _adam_move(
     write: UpdateWriter,
-    betas: tuple[float, float],
-    epsilon: float,
-    bias_correction: bool,
     first: ir.Value,
     second: ir.Value,
+    epsilon: float,
+    step_size: ir.Value,
+    inverse_root: ir.Value | None,
 ) -> ir.Value:
-    """learning_rate / c1 * m / (sqrt(v / c2) + epsilon)"""
+    """m / (sqrt(v) * inverse_root + epsilon) * step_size"""
     op = write.op
-    root, step_size = op.Sqrt(second), write.learning_rate
-    if bias_correction:
-        step_size = write.shared(
-            "step_size",
-            lambda: write.cast(op.Div(write.double(write.learning_rate), _bias_correction(write, betas[0]))),
-        )
-        inverse_root = write.shared(
-            "inverse_root",
-            lambda: write.cast(op.Reciprocal(op.Sqrt(_bias_correction(write, betas[1])))),
-        )
+    root = op.Sqrt(second)
+    if inverse_root is not None:
         root = op.Mul(root, inverse_root)
     return op.Mul(op.Div(first, op.Add(root, write.constant(epsilon))), step_size)
+
+
+def _adam_step_size(write: UpdateWriter, betas: tuple[float, float]) -> ir.Value:
+    """learning_rate / (1 - beta1^t)"""
+    return write.shared(
+        "step_size",
+        lambda: write.cast(
+            write.op.Div(write.double(write.learning_rate), _bias_correction(write, betas[0]))
+        ),
+    )
+
+
+def _adam_inverse_root(write: UpdateWriter, betas: tuple[float, float]) -> ir.Value:
+    """1 / sqrt(1 - beta2^t)"""
+    op = write.op
+    return write.shared(
+        "inverse_root", lambda: write.cast(op.Reciprocal(op.Sqrt(_bias_correction(write, betas[1]))))
+    )
 
 
 def _bias_correction(write: UpdateWriter, beta: float) -> ir.Value:
@@ -440,15 +502,19 @@ def _bias_correction(write: UpdateWriter, beta: float) -> ir.Value:
 
 
 def _decayed(write: UpdateWriter, parameter: ir.Value) -> ir.Value:
-    """p * (1 - learning_rate * weight_decay)"""
+    factor = _decay(write)
+    return parameter if factor is None else write.op.Mul(parameter, factor)
+
+
+def _decay(write: UpdateWriter) -> ir.Value | None:
+    """1 - learning_rate * weight_decay"""
     if not write.weight_decay:
-        return parameter
+        return None
     op = write.op
-    factor = write.shared(
+    return write.shared(
         "decay",
         lambda: op.Sub(write.constant(1.0), op.Mul(write.learning_rate, write.constant(write.weight_decay))),
     )
-    return op.Mul(parameter, factor)
 
 
 def _with_l2(write: UpdateWriter, parameter: ir.Value, gradient: ir.Value) -> tuple[UpdateWriter, ir.Value]:
