@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import least_squares as ls
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -179,6 +180,33 @@ def test_strided_batches_are_read_right() -> None:
     np.testing.assert_array_equal(module(column_major), expected)
     strided = {name: torch.from_numpy(np.repeat(value, 2, axis=1))[:, ::2] for name, value in data.items()}
     np.testing.assert_array_equal(module(strided).numpy(), expected)
+
+
+def test_bfloat16_goes_in_and_out_in_every_kind_of_batch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        sixteen (bfloat16[N] x, bfloat16[1] p)
+            => (bfloat16 loss, bfloat16[N] shifted, bfloat16[1] p_grad)
+            <float[1] one = {1}>
+        {
+            shifted = Add(x, p)
+            loss = ReduceSum <keepdims = 0> (shifted)
+            p_grad = Cast <to = 16> (one)
+        }
+    """)
+    p = np.array([0.5], ml_dtypes.bfloat16)
+    module = Module(model, CheckpointState(Checkpoint({"p": p})), additional_output_names=["shifted"])
+    # 256.5 is between two bfloat16 numbers; 256 is the even one.
+    loss, shifted = module(np.array([1, 256, -3], ml_dtypes.bfloat16))
+    assert loss.dtype == shifted.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(shifted.astype(np.float32), [1.5, 256, -2.5])
+    loss, shifted = module(torch.tensor([1, 256, -3], dtype=torch.bfloat16))
+    assert loss.dtype == shifted.dtype == torch.bfloat16
+    assert shifted.tolist() == [1.5, 256, -2.5]
+    gradient = module.state.parameters["p"].grad  # of two steps, one each
+    assert gradient is not None
+    np.testing.assert_array_equal(gradient, np.array([2], ml_dtypes.bfloat16), strict=True)
 
 
 def test_additional_outputs_come_after_the_loss() -> None:

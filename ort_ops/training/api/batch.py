@@ -77,7 +77,7 @@ def _from_dlpack(tensor: Any) -> ort.OrtValue:
         try:
             # The runtime itself takes contiguous tensors only.
             return ort_value(np.asarray(np.from_dlpack(tensor), order="C"))
-        except BufferError:  # a type that NumPy does not have, such as bfloat16
+        except (BufferError, RuntimeError):  # a type that NumPy does not have, such as bfloat16
             pass
     return ort.OrtValue.from_dlpack(tensor)
 
