@@ -149,6 +149,7 @@ def main(communicator: Comm) -> None:
         find_mistakes(folder, communicator)
         train_batch_norm(folder / "batch_norm", communicator)
         average_types(communicator)
+        raise ValueError("a mistake of all ranks")
 
 
 if __name__ == "__main__":
