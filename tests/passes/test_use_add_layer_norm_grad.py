@@ -9,11 +9,14 @@ float64.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from old_runtime import needs_old_runtime, run_in_old_runtime
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -23,6 +26,9 @@ from ort_ops.passes import use_add_layer_norm_grad
 from ort_ops.passes.use_add_layer_norm_grad import Report
 
 SHAPE = "[2,3,8]"
+
+LEVELS_SCRIPT = Path(__file__).parents[1] / "gradient" / "old_runtime_levels_script.py"
+"""Runs the models of a folder at every optimisation level."""
 
 
 class LayerNormalizationGrad(OpRun):
@@ -296,6 +302,23 @@ def test_addends_that_are_kept_anyway_are_read_in_the_place_of_their_sum() -> No
         "AddLayerNormGrad(dy, a, b, rstd, mean, scale, r) -> total, dscale, dbias",
     ]
     assert report.fused[0].why_no_add == "" and report.fused[0].why_no_sum == ""
+
+
+@needs_old_runtime
+def test_no_statistics_are_lost_in_the_old_runtime(tmp_path: Path) -> None:
+    """ONNX Runtime 1.19 replaces an Add and a norm that alone reads it by a node without statistics."""
+    given = added(f"{ADDED}  {NORM}  {GRAD}  total = Sum(dx, r)")
+    model, report = use_add_layer_norm_grad(given)
+    assert report.fused[0].add
+    onnx.save(model, tmp_path / "model.onnx")
+    np.savez(tmp_path / "model.inputs.npz", **feeds(given))
+    run_in_old_runtime(LEVELS_SCRIPT, tmp_path)
+    expected = ReferenceEvaluator(given, new_ops=[LayerNormalizationGrad]).run(None, feeds(given))
+    results = sorted(tmp_path.glob("model.ORT_*.npz"))
+    assert len(results) == 4
+    for result in results:
+        for got, want in zip(np.load(result).values(), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=result.name)
 
 
 def test_an_addend_that_the_backward_pass_reads_later_is_kept_anyway() -> None:
