@@ -8,7 +8,8 @@ namespace ort_ops {
 
 // All tensors are float.
 extern const OpDescription kAdamW;
-// Variable(0): the type of the activations; Variable(1): that of gamma.
+// Variable(0): the type of the activations; Variable(1): that of gamma and beta.
+extern const OpDescription kAddLayerNorm;
 extern const OpDescription kAddLayerNormGrad;
 // All tensors are float.
 extern const OpDescription kAttention;

@@ -185,6 +185,16 @@ HWY_INLINE V Canonical(V v) {
   return hn::IfThenElse(hn::IsNaN(v), hn::Set(D(), std::numeric_limits<float>::quiet_NaN()), v);
 }
 
+// A group of U in the order of T's groups; canonical where T's rounding needs it.
+template <class T, class U>
+HWY_INLINE Pair LoadInOrderOf(const U* p) {
+  const Pair v = Elements<U>::Load(p);
+  if constexpr (Elements<T>::kInterleaved && !Elements<U>::kInterleaved) {
+    return {Canonical(hn::ConcatEven(D(), v.b, v.a)), Canonical(hn::ConcatOdd(D(), v.b, v.a))};
+  }
+  return v;
+}
+
 template <class T>
 constexpr int64_t LaneOf(int64_t element) {
   if (!Elements<T>::kInterleaved) return element;

@@ -37,6 +37,11 @@ const std::vector<Op>& CustomOps() {
   static const bool infer = infers_shapes.load(std::memory_order_acquire);
   static const std::vector<Op> ops = {
       {kAdamW, kCpuProvider, {}, infer},
+      {kAddLayerNorm, kCpuProvider, {kFloat, kFloat}, infer},
+      {kAddLayerNorm, kCpuProvider, {kFloat16, kFloat16}, infer},
+      {kAddLayerNorm, kCpuProvider, {kFloat16, kFloat}, infer},
+      {kAddLayerNorm, kCpuProvider, {kBFloat16, kBFloat16}, infer},
+      {kAddLayerNorm, kCpuProvider, {kBFloat16, kFloat}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat, kFloat}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat16}, infer},
       {kAddLayerNormGrad, kCpuProvider, {kFloat16, kFloat}, infer},

@@ -17,6 +17,7 @@ from __future__ import annotations
 from onnx import defs
 
 from ort_ops.operators.adamw import ADAMW, AdamW
+from ort_ops.operators.add_layer_norm import ADD_LAYER_NORM, AddLayerNorm
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD, AddLayerNormGrad
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.catalogue import OPERATORS, REFERENCE_OPS
@@ -35,6 +36,7 @@ from ort_ops.operators.relu_grad import RELU_GRAD, ReluGrad
 
 __all__ = [
     "ADAMW",
+    "ADD_LAYER_NORM",
     "ADD_LAYER_NORM_GRAD",
     "ATTENTION",
     "ATTENTION_GRAD",
@@ -48,6 +50,7 @@ __all__ = [
     "REFERENCE_OPS",
     "RELU_GRAD",
     "AdamW",
+    "AddLayerNorm",
     "AddLayerNormGrad",
     "Attribute",
     "CrossEntropy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx.reference.op_run import OpRun
 
 from ort_ops.operators.adamw import ADAMW
+from ort_ops.operators.add_layer_norm import ADD_LAYER_NORM
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
@@ -15,6 +16,7 @@ from ort_ops.operators.relu_grad import RELU_GRAD
 
 OPERATORS: tuple[Operator, ...] = (
     ADAMW,
+    ADD_LAYER_NORM,
     ADD_LAYER_NORM_GRAD,
     ATTENTION,
     ATTENTION_GRAD,

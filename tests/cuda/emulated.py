@@ -26,6 +26,7 @@ EMULATED_SOURCES = [
     EMULATION / "emulator.cc",
     ROOT / "tests" / "cuda" / "emulated_library.cc",
     SOURCES / "last_error.cc",
+    SOURCES / "layer_norm_checks.cc",
     SOURCES / "tensor_checks.cc",
     SOURCES / "cuda_device.cu",
     SOURCES / "add_layer_norm_grad" / "problem.cc",

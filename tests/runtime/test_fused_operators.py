@@ -135,6 +135,36 @@ def attention(
     return forward, backward
 
 
+def add_layer_norm(
+    dtype: np.dtype | type, gamma_dtype: np.dtype | type, tolerance: float, *, optional: bool = True
+) -> Case:
+    shape, norm = (5, 7, 4, 33), (4, 33)
+    addend = normal(*shape, dtype=dtype)
+    return Case(
+        "AddLayerNorm",
+        {
+            "x1": normal(*shape, dtype=dtype),
+            "x2": addend if optional else None,
+            "gamma": normal(*norm, dtype=gamma_dtype),
+            "beta": normal(*norm, dtype=gamma_dtype) if optional else None,
+        },
+        ("y", "mean", "rstd", "x") if optional else ("y",),
+        {"epsilon": 1e-3},
+        tolerance,
+        refused=(
+            (
+                {"gamma": normal(4, 32, dtype=gamma_dtype)},
+                "gamma must be [4,33], the last 2 axes of x1 [5,7,4,33]; got [4,32]",
+            ),
+            (
+                {"x1": normal(5, 7, 4, 32, dtype=dtype)},
+                "x2 must have the shape of x1, [5,7,4,32]; got " if optional else "gamma must be [4,32], ",
+            ),
+        ),
+        in_place=(("y", "x1"), *((("y", "x2"), ("x", "x2")) if optional else ())),
+    )
+
+
 def cross_entropy(dtype: type, ignore_index: int) -> tuple[Case, Case]:
     """The forward pass and the backward pass."""
     scores, labels = normal(3, 40, 1001), RNG.integers(0, 1001, (3, 40)).astype(dtype)
@@ -244,6 +274,10 @@ CASES = {
     "AdamW of Hugging Face": adamw("hugging_face"),
     "AdamW of Hugging Face without the optional inputs": adamw("hugging_face", optional=False),
     "AdamW that is skipped": adamw("pytorch", update=False),
+    "AddLayerNorm": add_layer_norm(np.float32, np.float32, 1e-6),
+    "AddLayerNorm without the optional inputs": add_layer_norm(np.float32, np.float32, 1e-6, optional=False),
+    "AddLayerNorm float16": add_layer_norm(FLOAT16, np.float32, 2.0**-11),
+    "AddLayerNorm bfloat16": add_layer_norm(BFLOAT16, BFLOAT16, 2.0**-8),
     **{f"Attention {name}": forward for name, (forward, _) in ATTENTION_CASES.items()},
     **{f"AttentionGrad {name}": backward for name, (_, backward) in ATTENTION_CASES.items()},
     **{

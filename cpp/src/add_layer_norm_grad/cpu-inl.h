@@ -34,16 +34,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using namespace ort_ops::HWY_NAMESPACE;  // elements-inl.h
 
-// gamma, in the order of T's groups; canonical where T's rounding needs it.
-template <class T, class TGamma>
-HWY_INLINE Pair LoadGamma(const TGamma* p) {
-  const Pair v = Elements<TGamma>::Load(p);
-  if constexpr (Elements<T>::kInterleaved && !Elements<TGamma>::kInterleaved) {
-    return {Canonical(hn::ConcatEven(D(), v.b, v.a)), Canonical(hn::ConcatOdd(D(), v.b, v.a))};
-  }
-  return v;
-}
-
 // ---------------------------------------------------------------- one group
 
 // One row's sums over columns, kept apart for a and b.
@@ -209,7 +199,7 @@ HWY_INLINE FloatSums SumTile(const Block<T, TGamma>& block, const Tile& tile) {
   const auto add_group = [&](int64_t i, Pair x) HWY_ATTR {
     const Pair dy_i = Elements<T>::Load(dy + i);
     const Pair xhat = Xhat(x, mean, rstd);
-    const Pair g = Product(dy_i, LoadGamma<T>(gamma + i));
+    const Pair g = Product(dy_i, LoadInOrderOf<T>(gamma + i));
     AddToRowSums(g, xhat, sums);
     TKeep::Keep(xhat, g, tile.scratch, i - tile.begin);
     if (kAllSums || dgamma != nullptr) AddProductTo(dgamma + i, dy_i, xhat);
@@ -238,7 +228,7 @@ HWY_INLINE FloatSums SumTile(const Block<T, TGamma>& block, const Tile& tile) {
       x = TKeep::Round(Sum(x, x2_i), tile.scratch, i - tile.begin);
     }
     const Pair xhat = OnlyTail<T>(Xhat(x, mean, rstd), count);
-    const Pair g = Product(dy_i, LoadGamma<T>(TailCopy<TGamma>(gamma + i, count).elements));
+    const Pair g = Product(dy_i, LoadInOrderOf<T>(TailCopy<TGamma>(gamma + i, count).elements));
     AddToRowSums(g, xhat, sums);
     TKeep::Keep(xhat, g, tile.scratch, i - tile.begin);
     if (dgamma != nullptr) AddTailTo<T>(dgamma + i, Product(dy_i, xhat), count);
@@ -276,7 +266,7 @@ HWY_INLINE void WriteTile(const Block<T, TGamma>& block, const Tile& tile, Float
       return DxOf(Elements<float>::Load(kept + kGroup), Elements<float>::Load(kept), added, coefficients);
     } else {
       const Pair c = Difference(Elements<T>::Load(x_i), coefficients.mean);
-      return DxOf(Product(Elements<T>::Load(dy_i), LoadGamma<T>(gamma_i)), c, added, coefficients);
+      return DxOf(Product(Elements<T>::Load(dy_i), LoadInOrderOf<T>(gamma_i)), c, added, coefficients);
     }
   };
   const T* x = block.x2 != nullptr ? static_cast<const T*>(tile.scratch) : block.x1 + row_offset + tile.begin;

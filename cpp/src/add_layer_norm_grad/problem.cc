@@ -1,50 +1,12 @@
 // The rules for types, ranks and shapes, each with the sentence that tells who broke it and what was got.
 #include "add_layer_norm_grad/problem.h"
 
-#include <algorithm>
-#include <string>
-
 #include "last_error.h"
+#include "layer_norm_checks.h"
 #include "tensor_checks.h"
 
 namespace ort_ops::add_layer_norm_grad {
 namespace {
-
-OrtOpsStatus CheckGamma(const OrtOpsTensor& gamma, const OrtOpsTensor& dy) {
-  if (const auto status = CheckTensor("gamma", &gamma, 1)) return status;
-  if (gamma.data_type != dy.data_type && gamma.data_type != ORT_OPS_FLOAT) {
-    return Fail(ORT_OPS_INVALID_PARAMETER, "gamma must be %s, the type of dy, or float; got %s",
-                TypeText(dy.data_type).c_str(), TypeText(gamma.data_type).c_str());
-  }
-  const int64_t* norm = dy.dims + std::max(dy.rank - gamma.rank, 0);
-  if (gamma.rank > dy.rank || !std::equal(norm, dy.dims + dy.rank, gamma.dims)) {
-    const int axes = std::min(gamma.rank, dy.rank);
-    const std::string last = axes == 1 ? "the last axis" : "the last " + std::to_string(axes) + " axes";
-    return Fail(ORT_OPS_INVALID_PARAMETER, "gamma must be %s, %s of dy %s; got %s",
-                ShapeText(dy.dims + dy.rank - axes, axes).c_str(), last.c_str(), ShapeText(dy).c_str(),
-                ShapeText(gamma).c_str());
-  }
-  if (std::find(gamma.dims, gamma.dims + gamma.rank, 0) != gamma.dims + gamma.rank) {
-    return Fail(ORT_OPS_INVALID_PARAMETER, "gamma must have at least one element; got %s", ShapeText(gamma).c_str());
-  }
-  return ORT_OPS_SUCCESS;
-}
-
-OrtOpsStatus CheckStatistic(const char* name, const OrtOpsTensor& tensor, const OrtOpsTensor& dy, int norm_rank) {
-  if (const auto status = CheckTensor(name, &tensor, 0)) return status;
-  if (const auto status = CheckType(name, tensor, ORT_OPS_FLOAT, "")) return status;
-  const int lead_rank = dy.rank - norm_rank;
-  const bool rank_fits = tensor.rank == lead_rank || tensor.rank == dy.rank;
-  if (rank_fits && std::equal(dy.dims, dy.dims + lead_rank, tensor.dims) &&
-      std::all_of(tensor.dims + lead_rank, tensor.dims + tensor.rank, [](int64_t dim) { return dim == 1; })) {
-    return ORT_OPS_SUCCESS;
-  }
-  int64_t expected[kMaxRank];
-  std::copy(dy.dims, dy.dims + lead_rank, expected);
-  std::fill(expected + lead_rank, expected + dy.rank, 1);
-  return Fail(ORT_OPS_INVALID_PARAMETER, "%s must be %s, one value for each row of dy %s, or the same without the trailing ones; got %s",
-              name, ShapeText(expected, dy.rank).c_str(), ShapeText(dy).c_str(), ShapeText(tensor).c_str());
-}
 
 OrtOpsStatus CheckParameterGradient(const char* name, const OrtOpsTensor& tensor, const OrtOpsTensor& gamma) {
   if (const auto status = CheckTensor(name, &tensor, 1)) return status;
@@ -77,9 +39,9 @@ OrtOpsStatus CheckAll(const Tensors& t) {
     if (tensor == nullptr) continue;
     if (const auto status = CheckLike(name, tensor, "dy", *t.dy)) return status;
   }
-  if (const auto status = CheckGamma(*t.gamma, *t.dy)) return status;
-  if (const auto status = CheckStatistic("rstd", *t.rstd, *t.dy, t.gamma->rank)) return status;
-  if (const auto status = CheckStatistic("mean", *t.mean, *t.dy, t.gamma->rank)) return status;
+  if (const auto status = CheckGamma(t.gamma, "dy", *t.dy)) return status;
+  if (const auto status = CheckStatistic("rstd", t.rstd, "dy", *t.dy, t.gamma->rank)) return status;
+  if (const auto status = CheckStatistic("mean", t.mean, "dy", *t.dy, t.gamma->rank)) return status;
   if (t.dgamma != nullptr) {
     if (const auto status = CheckParameterGradient("dgamma", *t.dgamma, *t.gamma)) return status;
   }
