@@ -1,6 +1,7 @@
 """Inference sessions whose inputs and outputs are OrtValues on one device, with the plugin registered.
 
-On the CPU, 16-bit tensors are rounded as they are on a GPU (`passes.round_on_cpu`).
+On the CPU, 16-bit tensors are rounded as they are on a GPU (`passes.round_on_cpu`). On a GPU, operators of
+the plugin that have no kernel there are replaced by their bodies.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 import onnxruntime as ort
 
 import ort_ops
-from ort_ops import passes
+from ort_ops import operators, passes
 from ort_ops.training.api.device import Device
 
 Model = onnx.ModelProto | bytes | str | os.PathLike[str]
@@ -23,6 +25,9 @@ Model = onnx.ModelProto | bytes | str | os.PathLike[str]
 # Sessions take turns in training. Without this the threads of the one that has just run keep spinning on the
 # cores that the next one needs.
 _STOP_SPINNING = "session.force_spinning_stop"
+
+# As in the table of kernels, cpp/src/register.cc.
+_CUDA_OPERATORS = frozenset({operators.ADD_LAYER_NORM_GRAD.name})
 
 
 class Session:
@@ -33,8 +38,7 @@ class Session:
 
     def __init__(self, model: Model, device: Device, options: ort.SessionOptions) -> None:
         prepare_options(options)
-        if device.kind == "cpu":
-            model = _with_casts(model)
+        model = _with_casts(model) if device.kind == "cpu" else without_cpu_operators(model)
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         if not isinstance(source, bytes):
             source = str(existing_file(source))
@@ -76,6 +80,19 @@ def prepare_options(options: ort.SessionOptions) -> None:
         options.get_session_config_entry(_STOP_SPINNING)
     except RuntimeError:  # not set yet; setting it a second time would make the runtime print a warning
         options.add_session_config_entry(_STOP_SPINNING, "1")
+
+
+def without_cpu_operators(model: Model) -> Model:
+    """The model with the bodies of the plugin's operators that have kernels for the CPU alone; itself if it
+    has none of them. The runtime would take those kernels, and copy their tensors from the GPU and back.
+    """
+    functions = {(function.domain, function.name) for function in read_model(model).functions}
+    cpu_only = sorted(
+        key for key in functions if key[0] == operators.DOMAIN and key[1] not in _CUDA_OPERATORS
+    )
+    if not cpu_only:
+        return model
+    return onnx.inliner.inline_selected_functions(read_model(model, external_data=True), cpu_only)
 
 
 def _with_casts(model: Model) -> Model:
