@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +16,9 @@ from ort_ops.gradient.paths import FLOATS, captured, reachable
 
 LARGEST_WEIGHT = 1e30
 """A tensor with a larger number in it is no parameter: masks hold the lowest number of their type."""
+
+LITERAL = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
+"""How PyTorch's older exporter names the numbers that a program contains."""
 
 _CLOSE_NAMES = 3
 
@@ -75,8 +79,9 @@ def choose_parameters(
     Args:
         requires_grad: names or patterns (`*`, `?`) of the tensors to train; None for every parameter that
             reaches the loss and is not frozen. What counts as a parameter: a float tensor with at least one
-            axis, no infinite or NaN element and none beyond 1e30 (attention masks). Tensors without axes are
-            trained only if named in full: exporters write factors of the computation so.
+            axis, no infinite or NaN element and none beyond 1e30 (attention masks), whose name is not one
+            that an exporter gives to a number of the program (`LITERAL`). Tensors without axes are trained
+            only if named in full: exporters write factors of the computation so.
         frozen_params: names or patterns of tensors that are frozen.
         statistics: names of the running statistics of normalizations, which are always frozen.
         constants: names of tensors that are no parameters, though they look like one.
@@ -115,6 +120,8 @@ def choose_parameters(
 def _is_parameter(value: ir.Value) -> bool:
     tensor = value.const_value
     if value.dtype not in FLOATS or tensor is None or len(tensor.shape) == 0:
+        return False
+    if LITERAL.search(str(value.name)):
         return False
     numbers = tensor.numpy()
     # A minimum and a maximum instead of abs(), which would copy the weights.
