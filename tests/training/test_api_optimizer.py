@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from least_squares import assert_same_bits
 
+import ort_ops
 from ort_ops.training.api import (
     CheckpointState,
     ConstantLRScheduler,
@@ -50,10 +51,12 @@ def optimizer_state(module: Module) -> ls.Tensors:
 
 
 def test_steps_are_runs_of_the_optimizer_model() -> None:
-    """Nine steps, so that what is written in place is read again, against plain sessions and NumPy arrays."""
+    """Nine steps, so that what is written in place is read again, against plain runs with NumPy arrays."""
     model = ls.optimizer_model()
-    gradient_session = ort.InferenceSession(ls.training_model().SerializeToString())
-    optimizer_session = ort.InferenceSession(model.SerializeToString())
+    options = ort.SessionOptions()
+    ort_ops.register(options)
+    gradient_session = ort.InferenceSession(ls.training_model().SerializeToString(), options)
+    optimizer_session = ort.InferenceSession(model.SerializeToString(), options)
     names = [output.name for output in optimizer_session.get_outputs()]
     state = initial_state(model)
     values = ls.first_parameters()

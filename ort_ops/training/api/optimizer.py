@@ -13,11 +13,11 @@ from ort_ops.training.api.module import Module
 from ort_ops.training.api.session import Model, Session, read_model
 from ort_ops.training.api.tensor import Tensor, check_tensor, ort_value, to_numpy
 from ort_ops.training.checkpoint import STEP
+from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.optimizer import (
     GRADIENT_SUFFIX,
     LEARNING_RATE,
     UPDATED_SUFFIX,
-    in_place_outputs,
     initial_state,
 )
 

@@ -81,6 +81,11 @@ def dtype_of(runtime_type: str) -> np.dtype:
 def ort_value(array: np.ndarray) -> ort.OrtValue:
     """An OrtValue on the CPU over the memory of `array`, which must be contiguous and outlive it."""
     if array.dtype == BFLOAT16:
+        if not hasattr(ort.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+            raise RuntimeError(
+                f"ONNX Runtime {ort.__version__} takes no bfloat16 tensors from Python. Install a newer "
+                "one, or use float32 parameters with compute_type='bfloat16'."
+            )
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
             array.view(np.uint16), onnx.TensorProto.BFLOAT16
         )
