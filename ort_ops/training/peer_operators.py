@@ -31,6 +31,7 @@ from ort_ops.gradient.emitter import Emitter, NameScope
 from ort_ops.gradient.paths import describe
 from ort_ops.gradient.rules.activation import sigmoid_gate_slope
 from ort_ops.gradient.rules.conv import average_pool, conv, conv_transpose, max_pool
+from ort_ops.gradient.rules.recurrent import gru, lstm
 
 PEER_DOMAIN = "com.microsoft"
 
@@ -38,8 +39,8 @@ Results = Sequence[ir.Value | None]
 """The values of a node's outputs; None for one that is surely not read."""
 
 WITHOUT_REPLACEMENT = frozenset(
-    """AdamWOptimizer ATen BiasSoftmaxDropout BitmaskBiasDropout BitmaskDropoutGrad FlattenAndUnpad GRUGrad
-    GRUTraining Group InPlaceAccumulator InPlaceAccumulatorV2 InplaceClipGradNorm LSTMGrad LSTMTraining
+    """AdamWOptimizer ATen BiasSoftmaxDropout BitmaskBiasDropout BitmaskDropoutGrad FlattenAndUnpad
+    Group InPlaceAccumulator InPlaceAccumulatorV2 InplaceClipGradNorm
     MegatronF MegatronG MemcpyFromHost MixedPrecisionScale PadAndUnflatten PassThrough PythonOp PythonOpGrad
     Recv ResizeGrad SGDOptimizerV2 Send ShrunkenGather SoftmaxCrossEntropyLossInternal
     SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad View YieldOp ZeroGradient""".split()
@@ -96,27 +97,48 @@ class PeerNode(Vjp):
 class _Replayed(PeerNode):
     """A gradient node as the forward node that it belongs to, for that operator's derivative rule.
 
-    `inputs` and `outputs` are the forward node's; attributes are the same on both.
+    `inputs` and `outputs` are the forward node's, `gradients` those of its outputs. The gradient of input i
+    is output `places[i]`. Attributes are the same on both.
     """
 
-    def __init__(self, c: PeerNode, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> None:
+    def __init__(
+        self,
+        c: PeerNode,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        gradients: Sequence[ir.Value | None],
+        places: Sequence[int | None] = (0, 1, 2),
+    ) -> None:
         super().__init__(c.node, c.emit, c.opset)
         self._inputs = inputs
         self._outputs = outputs
+        self._gradients = gradients
+        self._places = places
+
+    def optional(self, index: int) -> ir.Value | None:
+        return self._inputs[index] if index < len(self._inputs) else None
+
+    def has(self, index: int) -> bool:
+        return self.optional(index) is not None
 
     def x(self, index: int) -> ir.Value:
-        return self._inputs[index]
+        value = self.optional(index)
+        assert value is not None
+        return value
 
     def y(self, index: int = 0, dtype: ir.DataType | None = None) -> ir.Value:
         return self._outputs[index]
 
+    def has_dy(self, index: int = 0) -> bool:
+        return self._gradients[index] is not None
+
     def dy(self, index: int = 0) -> ir.Value:
-        value = self.node.inputs[0]
-        assert value is not None
-        return value
+        gradient = self._gradients[index]
+        return self.zeros_like(self.y(index)) if gradient is None else gradient
 
     def wants(self, index: int) -> bool:
-        return self.reads(index)
+        place = self._places[index]
+        return place is not None and self.reads(place)
 
 
 Replacement = Callable[[PeerNode], Results]
@@ -162,7 +184,9 @@ def replace_peer_operators(model: ir.Model) -> None:
             f"in standard operators: {', '.join(describe(node) for node in missing)}."
         )
     emit = Emitter(NameScope(_names(graph)), model.opset_imports[""])
-    for node in list(graph):
+    # Backwards, so that what a gradient reads of its forward node and no longer needs is not asked of that
+    # one.
+    for node in reversed(list(graph)):
         if _is_peer_node(node):
             _replace(graph, node, emit)
     for constant in emit.constants:
@@ -589,12 +613,12 @@ def batch_normalization_grad(c: PeerNode) -> Results:
 @replaces("ConvGrad")
 def conv_grad(c: PeerNode) -> Results:
     """(dY, X, W); dY has the shape of Y."""
-    return _in_three(conv(_Replayed(c, [c.x(1), c.x(2)], [c.x(0)])))
+    return _in_three(conv(_Replayed(c, [c.x(1), c.x(2)], [c.x(0)], [c.x(0)])))
 
 
 @replaces("ConvTransposeGrad")
 def conv_transpose_grad(c: PeerNode) -> Results:
-    return _in_three(conv_transpose(_Replayed(c, [c.x(1), c.x(2)], [c.x(0)])))
+    return _in_three(conv_transpose(_Replayed(c, [c.x(1), c.x(2)], [c.x(0)], [c.x(0)])))
 
 
 def _in_three(results: Results) -> Results:
@@ -605,10 +629,8 @@ def _in_three(results: Results) -> Results:
 def max_pool_grad(c: PeerNode) -> Results:
     """(dY, places); X is what the node read that made the places."""
     places = c.sizes(1)
-    forward = places.producer()
-    if forward is None or forward.op_type != "MaxPool" or forward.inputs[0] is None:
-        raise c.fail(f"{places.name!r} must be made by a MaxPool, whose input has the shape of the result")
-    return max_pool(_Replayed(c, [forward.inputs[0]], [c.x(0), places]))
+    forward = _forward_of(c, places, "MaxPool")
+    return max_pool(_Replayed(c, [forward.inputs[0]], [c.x(0), places], [c.x(0)]))
 
 
 @replaces("AveragePoolGrad")
@@ -625,4 +647,51 @@ def average_pool_grad(c: PeerNode) -> Results:
             f"the graph must have one AveragePool of the name {forward_name!r}, or {source.name!r} a known "
             "shape"
         )
-    return average_pool(_Replayed(c, [source], [c.x(0)]))
+    return average_pool(_Replayed(c, [source], [c.x(0)], [c.x(0)]))
+
+
+# -- recurrent networks --------------------------------------------------------------------------------------
+
+
+@replaces("LSTMTraining")
+def lstm_training(c: PeerNode) -> Results:
+    """Y, Y_h, Y_c, and the cells and gates of all steps, which the gradient's rule works out again."""
+    return (*_recurrent(c, "LSTM", 3), None, None)
+
+
+@replaces("GRUTraining")
+def gru_training(c: PeerNode) -> Results:
+    """Y, Y_h, and the gates of all steps."""
+    return (*_recurrent(c, "GRU", 2), None)
+
+
+def _recurrent(c: PeerNode, op_type: str, outputs: int) -> Sequence[ir.Value]:
+    attributes = {name: attribute.value for name, attribute in c.node.attributes.items()}
+    return c.multi(op_type, c.x(0), *c.node.inputs[1:], outputs=outputs, **attributes)
+
+
+@replaces("LSTMGrad")
+def lstm_grad(c: PeerNode) -> Results:
+    """(X, W, R, lengths, H_0, C_0, Y, cells, gates, dY, dY_h, dY_c): gradients of X, W, R, B, H_0, C_0, P."""
+    forward = _forward_of(c, c.x(6), "LSTMTraining")
+    gradients = [c.optional(index) for index in (9, 10, 11)]
+    places = (0, 1, 2, 3, None, 4, 5, 6)
+    results = lstm(_Replayed(c, forward.inputs, forward.outputs, gradients, places))
+    return [results[index] for index, place in enumerate(places) if place is not None]
+
+
+@replaces("GRUGrad")
+def gru_grad(c: PeerNode) -> Results:
+    """(X, W, R, B, lengths, H_0, Y, gates, dY, dY_h): gradients of X, W, R, B, H_0."""
+    forward = _forward_of(c, c.x(6), "GRUTraining")
+    gradients = [c.optional(index) for index in (8, 9)]
+    places = (0, 1, 2, 3, None, 4)
+    results = gru(_Replayed(c, forward.inputs, forward.outputs, gradients, places))
+    return [results[index] for index, place in enumerate(places) if place is not None]
+
+
+def _forward_of(c: PeerNode, value: ir.Value, op_type: str) -> ir.Node:
+    producer = value.producer()
+    if producer is None or producer.op_type != op_type:
+        raise c.fail(f"{value.name!r} must be made by the node that this is the gradient of, a {op_type}")
+    return producer
