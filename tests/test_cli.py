@@ -205,7 +205,7 @@ def test_without_validation(files: Path, tmp_path: Path) -> None:
         (["forward.onnx", "pairs.npz"], "it lacks 'x', 'labels' and has title, passage."),
         (
             ["fixed.onnx", "data.npz"],
-            "The model takes batches of 8 samples and no others; the batch size is 32.",
+            "batches of 8 samples and no others, which makes a batch size of 8; got 32.",
         ),
     ],
 )

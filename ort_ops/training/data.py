@@ -18,7 +18,22 @@ import onnx
 import safetensors
 import safetensors.numpy
 
-Arrays = Mapping[str, np.ndarray]
+
+class Rows:
+    """Rows of an array, in any order; read when they are asked for."""
+
+    def __init__(self, array: np.ndarray, indices: np.ndarray) -> None:
+        self._array = array
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        return self._array[self._indices[indices]]
+
+
+Arrays = Mapping[str, np.ndarray | Rows]
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -63,7 +78,9 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"'{path}' is not a whole .npz file of numbers: {error}") from error
 
 
-def select_inputs(arrays: Arrays, inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, np.ndarray]:
+def select_inputs(
+    arrays: Mapping[str, np.ndarray], inputs: Sequence[onnx.ValueInfoProto]
+) -> dict[str, np.ndarray]:
     """Those of `arrays` that the model's `inputs` name, in their order and of their types.
 
     Every array must have the input's rank and its fixed dimensions after the first, dimensions of one
@@ -105,11 +122,14 @@ def take(arrays: Arrays, indices: np.ndarray) -> dict[str, np.ndarray]:
     return {name: array[indices] for name, array in arrays.items()}
 
 
-def split_off(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the samples to train on and of a random `fraction`, at least one sample, to validate on.
+def split_off(
+    arrays: Mapping[str, np.ndarray], fraction: float, seed: int
+) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """The samples to train on and a random `fraction`, at least one sample, to validate on.
 
-    Both are sorted; the choice depends on `count`, `fraction` and `seed` alone.
+    Both are in the arrays' order; the choice depends on the number of samples, `fraction` and `seed` alone.
     """
+    count = sample_count(arrays)
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"The fraction to validate on must be between 0 and 1; got {fraction}.")
     if count < 2:
@@ -117,7 +137,9 @@ def split_off(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.nd
     held_out = min(max(1, round(count * fraction)), count - 1)
     # A stream of its own, so that the split has nothing to do with the order of the batches.
     order = np.random.default_rng([seed, _SPLIT_STREAM]).permutation(count)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
+    parts = np.sort(order[held_out:]), np.sort(order[:held_out])
+    training, validation = ({name: Rows(array, part) for name, array in arrays.items()} for part in parts)
+    return training, validation
 
 
 def training_batches(count: int, size: int, seed: int, epoch: int, drop_rest: bool) -> list[np.ndarray]:

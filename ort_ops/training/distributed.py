@@ -5,8 +5,10 @@ function so that a rank that fails ends the whole job, `DataParallel` makes the 
 values and averages the gradients of every step. With one batch shared out among the ranks, the losses are
 those of one process that has the whole batch, but for the rounding of float32 sums taken in another order.
 
-The all-reduce begins when the backward pass is over: ONNX Runtime hands out all gradients together, when a
-run ends. On one machine it takes %OVERLAP% of a step, so hiding it could bring no more.
+The all-reduce begins when the backward pass is over, for ONNX Runtime hands out all gradients together, at
+the end of a run. Cutting the backward pass in parts, to overlap the one with the other, could hide no more
+than the all-reduce takes: with two ranks on two busy cores and 0.8 million parameters that was 22 to 46 ms
+of a step of 0.35 to 0.6 s.
 """
 
 from __future__ import annotations
@@ -70,9 +72,8 @@ def run(main: Callable[[Comm], None]) -> None:
 
 
 def let_rank_0_speak(communicator: Comm) -> None:
-    """Wait on other ranks, before they tell of an error. A mistake common to all, such as a missing file,
-    is then
-    told once: rank 0 ends the job meanwhile.
+    """Wait, on other ranks, before an error is told: a mistake common to all, such as a missing file, is told
+    once, for rank 0 ends the job meanwhile.
     """
     if communicator.rank:
         time.sleep(_SECONDS_FOR_RANK_0_TO_SPEAK)
@@ -262,5 +263,5 @@ def _exit_code(error: BaseException) -> int:
 
 def _summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return f"exit code {_exit_code(error)}"
+        return error.code if isinstance(error.code, str) else f"exit code {error.code}"
     return f"{type(error).__name__}: {error}"

@@ -63,7 +63,10 @@ def fit(
     """
     state = module.state
     count = sample_count(samples)
-    _check_arguments(epochs, batch_size, count, drop_rest)
+    _check_arguments(epochs, batch_size)
+    if drop_rest:
+        for what, arrays in (("", samples), ("of the validation ", validation)):
+            _check_whole_batch(what, arrays, batch_size)
     first_epoch = _resume(state, f"{count} samples in batches of {batch_size}, seed {seed}")
     history = []
     step = (first_epoch - 1) * len(training_batches(count, batch_size, seed, 1, drop_rest))
@@ -136,8 +139,8 @@ def _loss(results: Any) -> float:
 
 
 def _seed_dropout(seed: int, step: int, parallel: DataParallel | None) -> None:
-    """Start the runtime's random numbers anew, so that they do not depend on the steps since the process
-    began.
+    """Start the random numbers of the runtime anew, for all sessions, so that they do not depend on the steps
+    since the process began.
 
     Mixed into one number, because the runtime's streams of neighbouring seeds overlap.
     """
@@ -165,10 +168,16 @@ def _resume(state: CheckpointState, batches: str) -> int:
     return int(state.properties[EPOCHS_DONE]) + 1
 
 
-def _check_arguments(epochs: int, batch_size: int, count: int, drop_rest: bool) -> None:
+def _check_arguments(epochs: int, batch_size: int) -> None:
     if epochs < 1:
         raise ValueError(f"fit: epochs must be at least 1; got {epochs}.")
     if batch_size < 1:
         raise ValueError(f"fit: batch_size must be at least 1; got {batch_size}.")
-    if drop_rest and count < batch_size:
-        raise ValueError(f"fit: a batch of {batch_size} samples takes at least as many; there are {count}.")
+
+
+def _check_whole_batch(what: str, samples: Arrays | None, batch_size: int) -> None:
+    if samples is not None and sample_count(samples) < batch_size:
+        raise ValueError(
+            f"fit: a whole batch {what}takes at least {batch_size} samples; there are "
+            f"{sample_count(samples)}."
+        )

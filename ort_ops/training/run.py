@@ -33,7 +33,6 @@ from ort_ops.training.data import (
     sample_count,
     select_inputs,
     split_off,
-    take,
     training_batches,
 )
 from ort_ops.training.distributed import DataParallel, threads_per_rank
@@ -258,27 +257,27 @@ class TrainingRun:
         )
         self._optimizer = Optimizer(folder / "optimizer_model.onnx", self._module)
 
-    def _choose_samples(self, arrays: Arrays) -> None:
+    def _choose_samples(self, arrays: Mapping[str, np.ndarray]) -> None:
         settings = self.settings
         model = onnx.load(self._artifacts / "training_model.onnx", load_external_data=False)
         inputs = {value.name: value for value in model.graph.input}
         wanted = [inputs[name] for name in self._module.input_names()]
         size = fixed_batch_size(wanted)
-        if size is not None and size != settings.batch_size:
+        ranks = 1 if self._communicator is None else self._communicator.size
+        if size is not None and size * ranks != settings.batch_size:
             raise ValueError(
-                f"The model takes batches of {size} samples and no others; the batch size is "
-                f"{settings.batch_size}. Use {size}, or export the model with a dynamic first axis."
+                f"The model takes batches of {size} samples and no others, which makes a batch size of "
+                f"{size * ranks}; got {settings.batch_size}. Use that, or export the model with a dynamic "
+                "first axis."
             )
         self._fixed_batch = size is not None
-        self._samples: Arrays = select_inputs(arrays, wanted)
+        samples = select_inputs(arrays, wanted)
+        self._samples: Arrays = samples
         self._validation: Arrays | None = None
         if isinstance(settings.validation, Path):
             self._validation = select_inputs(load_arrays(settings.validation), wanted)
         elif settings.validation:
-            count = sample_count(self._samples)
-            training, held_out = split_off(count, settings.validation, settings.seed)
-            self._validation = take(self._samples, held_out)
-            self._samples = take(self._samples, training)
+            self._samples, self._validation = split_off(samples, settings.validation, settings.seed)
 
     def _batches(self) -> list[np.ndarray]:
         settings = self.settings

@@ -13,8 +13,10 @@ import safetensors.numpy
 from ort_ops.training.data import (
     fixed_batch_size,
     load_arrays,
+    sample_count,
     select_inputs,
     split_off,
+    take,
     training_batches,
     validation_batches,
 )
@@ -161,13 +163,26 @@ def test_every_sample_is_in_one_batch_of_an_epoch() -> None:
 
 
 def test_split_off_parts_the_samples() -> None:
-    training, held_out = split_off(20, 0.15, seed=0)
+    def split(count: int, fraction: float, seed: int) -> list[list[int]]:
+        parts = split_off({"x": np.arange(count), "y": -np.arange(count)}, fraction, seed)
+        taken = [take(part, np.arange(sample_count(part))) for part in parts]
+        assert all((arrays["x"] == -arrays["y"]).all() for arrays in taken)
+        return [arrays["x"].tolist() for arrays in taken]
+
+    training, held_out = split(20, 0.15, seed=0)
     assert sorted([*training, *held_out]) == list(range(20))
     assert len(held_out) == 3
-    assert list(split_off(20, 0.15, seed=1)[1]) != list(held_out)
-    assert [len(part) for part in split_off(2, 0.99, seed=0)] == [1, 1]
-    assert [len(part) for part in split_off(2, 0.01, seed=0)] == [1, 1]
+    assert split(20, 0.15, seed=1)[1] != held_out
+    assert [len(part) for part in split(2, 0.99, seed=0)] == [1, 1]
+    assert [len(part) for part in split(2, 0.01, seed=0)] == [1, 1]
     with pytest.raises(ValueError, match="between 0 and 1; got 1.5"):
-        split_off(20, 1.5, seed=0)
+        split(20, 1.5, seed=0)
     with pytest.raises(ValueError, match="takes at least two; there is 1"):
-        split_off(1, 0.5, seed=0)
+        split(1, 0.5, seed=0)
+
+
+def test_rows_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(20.0))
+    training, _ = split_off(load_arrays(tmp_path), 0.5, seed=0)
+    np.lib.format.open_memmap(tmp_path / "x.npy", mode="r+")[:] = -1
+    assert take(training, np.array([0, 9]))["x"].max() < 0

@@ -154,7 +154,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_checkpoint_kept(
         ({"seed": 3}, "got 40 samples in batches of 16, seed 3. Use the same data, batch size and seed"),
         ({"epochs": 0}, "epochs must be at least 1; got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
-        ({"batch_size": 64, "drop_rest": True}, "a batch of 64 samples takes at least as many; there are 40"),
+        ({"batch_size": 64, "drop_rest": True}, "a whole batch takes at least 64 samples; there are 40"),
+        (
+            {"drop_rest": True, "validation": small_run.samples(10)},
+            "a whole batch of the validation takes at least 16 samples; there are 10",
+        ),
     ],
 )
 def test_refuses(folder: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
