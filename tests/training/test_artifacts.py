@@ -211,6 +211,43 @@ def test_loss_input_names_choose_what_the_loss_reads() -> None:
     assert inputs(made.eval_model)[:2] == ["x", "labels"]
 
 
+OTHER_OPERATORS = {
+    "of the runtime": "h = com.microsoft.FusedMatMul(x, w)\n y = com.microsoft.BiasGelu(h, b)",
+    "added to the standard's": "h = MatMul(x, w)\n y = SimplifiedLayerNormalization(h, b)",
+    "of the model": "h = MatMul(x, w)\n y = own.Twice(h)",
+}
+TWICE = """
+<opset_import: ["" : 17], domain: "own">
+Twice (a) => (r) { r = Add(a, a) }
+"""
+
+
+@pytest.mark.parametrize("loss_input", ["y", "h"])
+@pytest.mark.parametrize("body", OTHER_OPERATORS.values(), ids=OTHER_OPERATORS.keys())
+def test_a_loss_goes_on_operators_that_onnx_does_not_know(body: str, loss_input: str) -> None:
+    model = parsed(
+        f"""
+        <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "own" : 1]>
+        g (float[N, 4] x) => (float[N, 4] y) {{ {body} }}
+        {TWICE}
+        """,
+        w=numbers(4, 4, seed=22),
+        b=numbers(4, seed=23),
+    )
+    made = build_artifacts(model, ["w"], loss=LossType.MSELoss, loss_input_names=[loss_input])
+    results = []
+    for artifact in (made.training_model, made.eval_model):
+        session = ort.InferenceSession(artifact.SerializeToString(), providers=["CPUExecutionProvider"])
+        feeds = {**made.checkpoint.parameters, "x": X, "target": X}
+        results.append(session.run(["loss", "y"], feeds))
+    if loss_input == "h":
+        expected = np.mean((X @ numbers(4, 4, seed=22) - X) ** 2)
+    else:
+        expected = np.mean((results[0][1] - X) ** 2)
+    for loss, _ in results:
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
 def test_a_tied_weight_gets_the_sum_of_its_gradients() -> None:
     table = numbers(7, 4, seed=5)
     model = parsed(
