@@ -24,7 +24,13 @@ from torch import nn
 from ort_ops.export.arguments import Arguments, DynamicShapes, Example, dynamic_axes, type_of
 from ort_ops.export.errors import ExportError
 from ort_ops.export.names import forget_origin, name_dimensions, name_initializers, name_outputs
-from ort_ops.export.training_mode import TRANSLATIONS, switch_dropout_on
+from ort_ops.export.training_mode import (
+    add_stop_gradient,
+    own_gradients_refused,
+    stop_gradients,
+    switch_dropout_on,
+)
+from ort_ops.export.translations import EVALUATION, TRAINING, Translations
 
 LOSS = "loss"
 
@@ -74,15 +80,18 @@ def forward_model_from_torch(
     axes = dynamic_axes(names, tensors, dynamic_shapes or {})
     output_names: list[str] = []
     traced = _Traced(module, loss, inputs, targets, output_names)
-    with _mode(module, training), _quiet():
+    with _mode(module, training), _quiet(), own_gradients_refused() if training else contextlib.nullcontext():
         program = _trace(traced, tensors, axes)
-        model = _to_onnx(module, program, names)
+        if training:
+            stop_gradients(program)
+        model = _to_onnx(module, program, names, TRAINING if training else EVALUATION)
     name_initializers(model.graph, module)
     name_outputs(model.graph, output_names, [name for name, _ in module.named_buffers()])
     name_dimensions(model.graph, axes)
     forget_origin(model)
     if training:
         switch_dropout_on(model.graph)
+        add_stop_gradient(model)
     RemoveUnusedNodesPass()(model)
     return ir.to_proto(model)
 
@@ -246,7 +255,12 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].rstrip('. ')}"
 
 
-def _to_onnx(module: nn.Module, program: torch.export.ExportedProgram, names: Sequence[str]) -> ir.Model:
+def _to_onnx(
+    module: nn.Module,
+    program: torch.export.ExportedProgram,
+    names: Sequence[str],
+    translations: Translations,
+) -> ir.Model:
     try:
         exported = torch.onnx.export(
             program,
@@ -254,7 +268,7 @@ def _to_onnx(module: nn.Module, program: torch.export.ExportedProgram, names: Se
             optimize=False,  # it would fold, rename and transpose weights
             verbose=False,
             input_names=list(names),
-            custom_translation_table=TRANSLATIONS,
+            custom_translation_table=translations,
         )
     except Exception as error:
         raise ExportError(_conversion_failure(module, program, error)) from error

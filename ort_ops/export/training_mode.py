@@ -1,59 +1,59 @@
-"""What PyTorch's exporter leaves out of a module in training mode: BatchNorm's batch statistics and the
-update of the running ones, and the dropout inside attention.
+"""What a module in training mode means and the exporter does not see: where gradients stop, and that dropout
+draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset18
 
-op: Any = opset18  # its type hints speak of values; here they are symbols
+from ort_ops.export.errors import ExportError
+from ort_ops.gradient.stop_gradient import DOMAIN, STOP_GRADIENT, stop_gradient_function
 
 
-def _batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    """`aten::_native_batch_norm_legit_functional`, whose parameters have these names.
+@contextlib.contextmanager
+def own_gradients_refused() -> Iterator[None]:
+    """Refuse to trace an autograd.Function: its `backward` would be lost without a word.
 
-    ONNX's running variance takes in the variance of the batch, PyTorch's the unbiased estimate from it, which
-    is n / (n - 1) times as large.
+    Raises ExportError when one is called within the context.
     """
-    weight = _per_channel(1.0, input) if weight is None else weight
-    bias = _per_channel(0.0, input) if bias is None else bias
-    if not training:
-        normed = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps)
-        return normed, running_mean, running_var, running_mean, running_var
-    normed, new_mean, biased_variance = op.BatchNormalization(
-        input, weight, bias, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum, training_mode=1
-    )
-    one = op.Constant(value_int=1)
-    count = op.Div(op.Size(input), op.Size(running_mean))
-    ratio = op.Div(op.CastLike(count, running_var), op.CastLike(op.Max(op.Sub(count, one), one), running_var))
-    kept = op.Mul(running_var, op.CastLike(op.Constant(value_float=1.0 - momentum), running_var))
-    new_variance = op.Add(kept, op.Mul(op.Sub(biased_variance, kept), ratio))
-    # The saved statistics are for PyTorch's own backward pass, which is not exported.
-    return normed, new_mean, new_variance, new_mean, new_variance
+
+    def refuse(cls: type[torch.autograd.Function], *arguments: Any, **keywords: Any) -> Any:
+        raise ExportError(
+            f"{cls.__module__}.{cls.__qualname__} is an autograd.Function, and its backward cannot be "
+            "exported; write its forward so that the gradient follows from it (x.detach() stops a gradient)."
+        )
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse)):
+        yield
 
 
-def _per_channel(number: float, input: Any) -> Any:
-    return op.Expand(op.CastLike(op.Constant(value_floats=[number]), input), op.Shape(input, start=1, end=2))
+def stop_gradients(program: torch.export.ExportedProgram) -> None:
+    """Let the results of each `with torch.no_grad()` be detached, in place."""
+    for part in program.graph_module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+                _detach_results(part.get_submodule(str(node.args[1].target)))
 
 
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: _batch_norm
-}
-"""What to write for operators of PyTorch instead of what the exporter would write."""
+def _detach_results(part: torch.nn.Module) -> None:
+    assert isinstance(part, torch.fx.GraphModule)
+    output = part.graph.output_node()
+    for result in list(output.all_input_nodes):
+        value = result.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            with part.graph.inserting_before(output):
+                detached = part.graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            output.replace_input_with(result, detached)
+    part.recompile()
 
 
 def switch_dropout_on(graph: ir.Graph) -> None:
@@ -70,3 +70,11 @@ def switch_dropout_on(graph: ir.Graph) -> None:
         node.graph.insert_before(node, training_mode)
         node.resize_inputs(3)
         node.replace_input_with(2, training_mode.outputs[0])
+
+
+def add_stop_gradient(model: ir.Model) -> None:
+    """Give the model the body of StopGradient if it contains the operator."""
+    if any((node.domain, node.op_type) == (DOMAIN, STOP_GRADIENT) for node in model.graph.all_nodes()):
+        function = ir.serde.deserialize_function(stop_gradient_function(model.opset_imports[""]))
+        model.functions[function.identifier()] = function
+        model.opset_imports[DOMAIN] = 1

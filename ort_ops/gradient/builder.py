@@ -18,6 +18,7 @@ from ort_ops.gradient.emitter import Emitter, NameScope
 from ort_ops.gradient.errors import GradientError
 from ort_ops.gradient.paths import FLOATS, Paths, bodies, describe, reachable
 from ort_ops.gradient.registry import OLDEST_OPSET
+from ort_ops.gradient.stop_gradient import become_copies
 from ort_ops.passes.data_free import data_free_proto
 
 IR_VERSION = 10
@@ -78,6 +79,8 @@ def build_gradient_model(
     graph.outputs.extend(differentiate(graph, opsets, loss_value, parameters, emit))
     for domain, version in emit.domains.items():
         opsets.setdefault(domain, version)
+    become_copies(graph)
+    passes.keep_dropout(graph)
     ir_model.ir_version = IR_VERSION
     return operators.embed_functions(ir.to_proto(ir_model))
 

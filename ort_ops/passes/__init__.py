@@ -12,8 +12,8 @@ One file per pass. `prepare` runs them in the order that they need each other:
 6. `fuse_layer_norm`: needs constant axes and known ranks.
 
 `fuse_attention` comes after them, because it must know what gradients are wanted of, and then
-`expand_functions`, when differentiation knows which nodes it has no rule for. Two passes are
-for who trains and runs models: `mixed_precision` comes before differentiation, `round_on_cpu` last of all.
+`expand_functions`, when differentiation knows which nodes it has no rule for; `keep_dropout` follows
+differentiation, which gives masks their readers. Two passes are for who trains and runs models: `mixed_precision` comes before differentiation, `round_on_cpu` last of all.
 
 `use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.
 
@@ -31,6 +31,7 @@ from ort_ops.passes.fuse_attention import fuse_attention
 from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
+from ort_ops.passes.keep_dropout import keep_dropout
 from ort_ops.passes.mixed_precision import mixed_precision
 from ort_ops.passes.round_on_cpu import has_16_bit_tensors, round_on_cpu
 from ort_ops.passes.time_first import time_first
@@ -46,6 +47,7 @@ __all__ = [
     "has_16_bit_tensors",
     "infer_shapes",
     "inline_functions",
+    "keep_dropout",
     "mixed_precision",
     "prepare",
     "round_on_cpu",

@@ -1,8 +1,8 @@
 """Types and shapes of all values, inferred by onnx.
 
-onnx knows nothing of the operators that ONNX Runtime's optimizer writes (domain com.microsoft). They are
-replaced, in the copy that is inferred and nowhere else, by standard operators whose outputs have the same
-types and shapes.
+onnx knows nothing of the operators that ONNX Runtime's optimizer writes (domain com.microsoft), nor of
+StopGradient. They are replaced, in the copy that is inferred and nowhere else, by standard operators whose
+outputs have the same types and shapes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from ort_ops.operators import DOMAIN
 from ort_ops.passes.data_free import ADDED_DOMAIN, data_free_proto
 from ort_ops.passes.errors import PassError
 
@@ -70,11 +71,11 @@ def _knows_more(new: ir.Shape, old: ir.Shape | None) -> bool:
     )
 
 
-_RUNTIME_DOMAINS = ("com.microsoft", ADDED_DOMAIN)
+_DOMAINS = ("com.microsoft", ADDED_DOMAIN, DOMAIN)
 
 
 def _put_stand_ins(proto: onnx.ModelProto) -> None:
-    if not any(node.domain in _RUNTIME_DOMAINS for node in proto.graph.node):
+    if not any(node.domain in _DOMAINS for node in proto.graph.node):
         return
     nodes = [stand_in for node in proto.graph.node for stand_in in _stand_ins(node)]
     del proto.graph.node[:]
@@ -86,11 +87,11 @@ def _stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     known."""
     make = onnx.helper.make_node
     inputs, outputs = list(node.input), list(node.output)
-    if node.domain not in _RUNTIME_DOMAINS:
+    if node.domain not in _DOMAINS:
         return [node]
     if node.op_type == "SimplifiedLayerNormalization":
         return [make("LayerNormalization", inputs[:2], [outputs[0], "", *outputs[1:]])]
-    if node.op_type in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu"):
+    if node.op_type in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "StopGradient"):
         return [make("Identity", inputs[:1], outputs)]
     if node.op_type == "FusedGemm":
         transposed = {a.name: a.i for a in node.attribute if a.name in ("transA", "transB")}

@@ -6,6 +6,7 @@ import onnx
 import onnx.inliner
 import onnx_ir as ir
 
+from ort_ops.operators import DOMAIN
 from ort_ops.passes.data_free import without_data
 from ort_ops.passes.errors import PassError
 
@@ -13,9 +14,15 @@ from ort_ops.passes.errors import PassError
 def inline_functions(model: ir.Model) -> ir.Model:
     """The model with every call of its own functions replaced by the function's body, nested ones too.
 
+    Functions of the plugin's domain stay calls, and only their bodies go: what they stand for has a
+    derivative of its own, which the body would not have.
+
     Raises:
         PassError: a body is written for an opset that cannot be converted to the model's.
     """
+    for identifier in list(model.functions):
+        if identifier[0] == DOMAIN:
+            del model.functions[identifier]
     if not model.functions:
         return model
     try:

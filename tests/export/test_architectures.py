@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from trainings import WEIGHT_DECAY, RuntimeTraining, TorchTraining
+from trainings import TorchTraining, export
 
-from ort_ops.export import load_into_torch, training_model_from_torch
-from ort_ops.training.optimizer import AdamW
+from ort_ops.export import load_into_torch
 
 STEPS = 20
 
@@ -31,14 +30,7 @@ def test_twenty_steps_agree_with_pytorch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     architecture = ARCHITECTURES[name]()
     module = architecture.module
-    training_model_from_torch(
-        module,
-        architecture.batch(0),
-        dynamic_shapes=architecture.dynamic_shapes,
-        optimizer=AdamW(weight_decay=WEIGHT_DECAY),
-        artifact_directory=tmp_path,
-    )
-    training = RuntimeTraining(tmp_path)
+    training = export(module, architecture.batch(0), tmp_path, dynamic_shapes=architecture.dynamic_shapes)
     assert set(training.module.gradients) == {
         name for name, tensor in module.named_parameters() if tensor.requires_grad
     }

@@ -1,4 +1,6 @@
-"""The same training twice: in the runtime, from the files that were exported, and in PyTorch."""
+"""The same training twice: in the runtime, from the files that were exported, and in PyTorch. And seeded data
+for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ort_ops.export import training_model_from_torch
 from ort_ops.training.api import CheckpointState, Module, Optimizer
+from ort_ops.training.optimizer import AdamW
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.01
@@ -18,8 +22,28 @@ WEIGHT_DECAY = 0.01
 Batch = Mapping[str, torch.Tensor]
 
 
+def export(module: nn.Module, example: Any, folder: Path, **arguments: Any) -> RuntimeTraining:
+    """Export `module` for a training with AdamW and start that."""
+    training_model_from_torch(
+        module,
+        example,
+        optimizer=AdamW(weight_decay=WEIGHT_DECAY),
+        artifact_directory=folder,
+        **arguments,
+    )
+    return RuntimeTraining(folder)
+
+
+def gaussian(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(seed: int, below: int, *shape: int) -> torch.Tensor:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(seed))
+
+
 class RuntimeTraining:
-    """A training of the artifacts in `folder`."""
+    """A training of the artifacts in `folder`. Losses come alone, or before the additional outputs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,18 +52,19 @@ class RuntimeTraining:
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
         self.optimizer.set_learning_rate(LEARNING_RATE)
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: Batch) -> Any:
         self.module.train()
-        loss = self.module(_numpy(batch))
+        results = self.module(_numpy(batch))
         self.optimizer.step()
         self.module.lazy_reset_grad()
-        return float(loss)
+        return results
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch) -> Any:
         self.module.eval()
-        return float(self.module(_numpy(batch)))
+        return self.module(_numpy(batch))
 
     def save(self) -> Path:
+        """Write a checkpoint of the moment; returns its path."""
         path = self.folder / "trained"
         CheckpointState.save_checkpoint(self.state, path)
         return path
