@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 import onnx.inliner
 
-_UPDATED_SUFFIX = "_updated"
+from ort_ops.training.optimizer import UPDATED_SUFFIX
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Where"})
 """Operators that write an element after having read the elements at the same place, and no others later."""
@@ -33,14 +33,14 @@ def in_place_outputs(model: onnx.ModelProto) -> set[str]:
     return {
         value.name
         for value in graph.input
-        if value.name + _UPDATED_SUFFIX in outputs
-        and _same_known_type(value, outputs[value.name + _UPDATED_SUFFIX])
+        if value.name + UPDATED_SUFFIX in outputs
+        and _same_known_type(value, outputs[value.name + UPDATED_SUFFIX])
         and _all_read_before_written(value.name, order, outputs)
     }
 
 
 def _all_read_before_written(name: str, order: _Order, outputs: Mapping[str, object]) -> bool:
-    writer = order.memory_writer(name + _UPDATED_SUFFIX)
+    writer = order.memory_writer(name + UPDATED_SUFFIX)
     if writer is None:  # the output is an input or an initializer: nothing is computed
         return False
     names = order.views(name)

@@ -18,7 +18,6 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, OpBuilder
 
 from ort_ops import operators
-from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.loss_scaling import LossScaling, all_finite, next_scale
 from ort_ops.training.update_rules import (
     FIRST_MOMENT_SUFFIX,
@@ -55,7 +54,6 @@ __all__ = [
     "ParameterGroup",
     "UpdateRule",
     "build_optimizer_model",
-    "in_place_outputs",
     "initial_state",
 ]
 
@@ -93,18 +91,18 @@ def build_optimizer_model(
         double) of each parameter by name.
     loss_scaling: when given, gradients are those of the loss times `loss_scale`.
 
-    Inputs: `learning_rate` float []; `step` int64 [], the number of updates made so far; with loss scaling
-    `loss_scale` float [] and `good_steps` int64 []; then for every parameter `p`, each of its shape: `p` and
-    `p_grad` of its type, and the rule's state such as `p_first_moment`, float32 (double for double
-    parameters). Outputs: the reports, then `<input>_updated` for `step`, the loss scaling's state, and every
-    parameter with its state.
+    Inputs: `learning_rate` float []; `step` int64 [], the number of updates made so far; for every parameter
+    `p`, each of its shape: `p` and `p_grad` of its type, and the rule's state such as `p_first_moment`,
+    float32 (double for double parameters); with loss scaling `loss_scale` float [] and `good_steps` int64 [].
+    Outputs: `<input>_updated` for all of these but the learning rate and the gradients, and reports.
 
     Reports: `gradient_norm` float [], with the rule's `max_gradient_norm`: the L2 norm of all gradients
     before clipping; `skipped` bool [], with loss scaling: a gradient was not finite, so that parameters,
     state and `step` stay as they are, to the bit, and the scale gets smaller.
 
     float16 and bfloat16 parameters are updated in float32 and rounded once. Every output `X_updated` may be
-    written into the memory of input X (see `in_place_outputs`). The first state is that of `initial_state`.
+    written into the memory of input X (see `in_place.py`). The first state is that of `initial_state`. AdamW
+    in float32 is an operator of the plugin, whose body the model carries; all else is standard operators.
 
     Raises ValueError for no parameters, unknown types, patterns that match nothing, and names that collide.
     """
@@ -116,35 +114,18 @@ def build_optimizer_model(
     op = builder.op
     learning_rate = builder.input(LEARNING_RATE, ir.DataType.FLOAT, [])
     step = builder.input(STEP, ir.DataType.INT64, [])
-    scale = good_steps = finite = None
-    if loss_scaling is not None:
-        scale = builder.input(LOSS_SCALE, ir.DataType.FLOAT, [])
-        good_steps = builder.input(GOOD_STEPS, ir.DataType.INT64, [])
     tensors = [_add_inputs(builder, name, rule, *kind) for name, kind in parameters.items()]
+    gradients = [tensor.gradient for tensor in tensors]
 
+    gradient_scale = finite = None
+    if loss_scaling is not None:
+        gradient_scale, finite = _add_loss_scaling(builder, loss_scaling, gradients)
+    if rule.max_gradient_norm is not None:
+        gradient_scale = _add_clipping(builder, rule.max_gradient_norm, gradients, gradient_scale)
     next_step = op.Add(step, op.Constant(value_int=1))
     updates = op.Cast(next_step, to=ir.DataType.DOUBLE)
-    gradient_scale = None
-    if loss_scaling is not None:
-        assert scale is not None and good_steps is not None
-        gradient_scale = op.Reciprocal(scale)
-        finite = all_finite(op, [tensor.gradient for tensor in tensors], gradient_scale)
-        _add_output(builder, op.Not(finite), SKIPPED, ir.DataType.BOOL, [])
-    if rule.max_gradient_norm is not None:
-        norm = _global_norm(op, [tensor.gradient for tensor in tensors])
-        if gradient_scale is not None:
-            norm = op.Mul(norm, gradient_scale)
-        clip = _clip_factor(op, norm, rule.max_gradient_norm)
-        gradient_scale = clip if gradient_scale is None else op.Mul(gradient_scale, clip)
-        _add_output(builder, norm, GRADIENT_NORM, ir.DataType.FLOAT, [])
-
-    if loss_scaling is not None:
-        assert scale is not None and good_steps is not None and finite is not None
-        next_step = op.Where(finite, next_step, step)
-        new_scale, new_good_steps = next_scale(op, loss_scaling, scale, good_steps, finite)
-        _add_output(builder, new_scale, LOSS_SCALE + UPDATED_SUFFIX, ir.DataType.FLOAT, [])
-        _add_output(builder, new_good_steps, GOOD_STEPS + UPDATED_SUFFIX, ir.DataType.INT64, [])
-    _add_output(builder, next_step, STEP + UPDATED_SUFFIX, ir.DataType.INT64, [])
+    counted = next_step if finite is None else op.Where(finite, next_step, step)
+    _add_output(builder, counted, STEP + UPDATED_SUFFIX, ir.DataType.INT64, [])
     written: dict[Hashable, ir.Value] = {}
     for tensor in tensors:
         group = _group_of(tensor.name, rule)
@@ -226,6 +207,39 @@ def _add_update(builder: GraphBuilder, rule: UpdateRule, tensor: _Tensors, write
         _add_output(builder, new, name + UPDATED_SUFFIX, tensor.compute_type, tensor.shape)
 
 
+def _add_loss_scaling(
+    builder: GraphBuilder, settings: LossScaling, gradients: Sequence[ir.Value]
+) -> tuple[ir.Value, ir.Value]:
+    """Add the state of loss scaling and its report; returns what gradients must be multiplied by, FLOAT [],
+    and whether all of them are finite, BOOL [].
+    """
+    op = builder.op
+    scale = builder.input(LOSS_SCALE, ir.DataType.FLOAT, [])
+    good_steps = builder.input(GOOD_STEPS, ir.DataType.INT64, [])
+    inverse_scale = op.Reciprocal(scale)
+    finite = all_finite(op, gradients, inverse_scale)
+    new_scale, new_good_steps = next_scale(op, settings, scale, good_steps, finite)
+    _add_output(builder, op.Not(finite), SKIPPED, ir.DataType.BOOL, [])
+    _add_output(builder, new_scale, LOSS_SCALE + UPDATED_SUFFIX, ir.DataType.FLOAT, [])
+    _add_output(builder, new_good_steps, GOOD_STEPS + UPDATED_SUFFIX, ir.DataType.INT64, [])
+    return inverse_scale, finite
+
+
+def _add_clipping(
+    builder: GraphBuilder, largest: float, gradients: Sequence[ir.Value], gradient_scale: ir.Value | None
+) -> ir.Value:
+    """Add the report of the norm; returns what gradients must be multiplied by, FLOAT []: `gradient_scale`
+    and the factor of clipping in one.
+    """
+    op = builder.op
+    norm = _global_norm(op, gradients)
+    if gradient_scale is not None:
+        norm = op.Mul(norm, gradient_scale)
+    _add_output(builder, norm, GRADIENT_NORM, ir.DataType.FLOAT, [])
+    clip = op.Min(op.Div(largest, op.Add(norm, _CLIP_EPSILON)), 1.0)
+    return clip if gradient_scale is None else op.Mul(gradient_scale, clip)
+
+
 def _global_norm(op: OpBuilder, gradients: Sequence[ir.Value]) -> ir.Value:
     squares = []
     for gradient in gradients:
@@ -233,10 +247,6 @@ def _global_norm(op: OpBuilder, gradients: Sequence[ir.Value]) -> ir.Value:
         is_float = gradient.dtype is ir.DataType.FLOAT
         squares.append(square if is_float else op.Cast(square, to=ir.DataType.FLOAT))
     return op.Sqrt(op.Sum(*squares))
-
-
-def _clip_factor(op: OpBuilder, norm: ir.Value, largest: float) -> ir.Value:
-    return op.Min(op.Div(largest, op.Add(norm, _CLIP_EPSILON)), 1.0)
 
 
 def _add_output(

@@ -13,6 +13,7 @@ from operator_models import run_session, to_numpy, to_ort_value
 from optimizer_runs import SHAPES, parameter_types, random_tensors
 
 import ort_ops
+from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.optimizer import (
     SGD,
     Adam,
@@ -22,7 +23,6 @@ from ort_ops.training.optimizer import (
     LossScaling,
     UpdateRule,
     build_optimizer_model,
-    in_place_outputs,
     initial_state,
 )
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from optimizer_runs import SHAPES, STEPS, Tensors, parameter_types, random_tensors, run_steps
 
+from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.optimizer import (
     SGD,
     Adam,
@@ -18,7 +19,6 @@ from ort_ops.training.optimizer import (
     LossScaling,
     UpdateRule,
     build_optimizer_model,
-    in_place_outputs,
     initial_state,
 )
 

@@ -20,6 +20,7 @@ from optimizer_runs import (
     step_of,
 )
 
+from ort_ops.training.in_place import in_place_outputs
 from ort_ops.training.optimizer import (
     SGD,
     Adam,
@@ -29,7 +30,6 @@ from ort_ops.training.optimizer import (
     ParameterGroup,
     UpdateRule,
     build_optimizer_model,
-    in_place_outputs,
     initial_state,
 )
 
