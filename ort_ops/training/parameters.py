@@ -9,13 +9,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from ort_ops.gradient.paths import FLOATS, captured, reachable
 
 LARGEST_WEIGHT = 1e30
-"""A tensor with a larger number in it is no parameter: masks hold the lowest number of their type."""
+"""A tensor with a number as large in it is no parameter, nor one with the largest of its type, which masks
+hold."""
 
 LITERAL = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
 """How PyTorch's older exporter names the numbers that a program contains."""
@@ -79,7 +81,7 @@ def choose_parameters(
     Args:
         requires_grad: names or patterns (`*`, `?`) of the tensors to train; None for every parameter that
             reaches the loss and is not frozen. What counts as a parameter: a float tensor with at least one
-            axis, no infinite or NaN element and none beyond 1e30 (attention masks), whose name is not one
+            axis, no infinite or NaN element and none of 1e30 or its type's largest (attention masks), whose name is not one
             that an exporter gives to a number of the program (`LITERAL`). Tensors without axes are trained
             only if named in full: exporters write factors of the computation so.
         frozen_params: names or patterns of tensors that are frozen.
@@ -124,8 +126,11 @@ def _is_parameter(value: ir.Value) -> bool:
     if LITERAL.search(str(value.name)):
         return False
     numbers = tensor.numpy()
+    if numbers.size == 0:
+        return False
+    limit = min(LARGEST_WEIGHT, float(ml_dtypes.finfo(numbers.dtype).max))
     # A minimum and a maximum instead of abs(), which would copy the weights.
-    return numbers.size > 0 and bool(np.min(numbers) > -LARGEST_WEIGHT and np.max(numbers) < LARGEST_WEIGHT)
+    return -limit < float(np.min(numbers)) and float(np.max(numbers)) < limit
 
 
 def _matching(

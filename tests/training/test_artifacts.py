@@ -663,6 +663,19 @@ def made_order(model: onnx.ModelProto, trained: list[str], frozen: list[str]) ->
     return sorted([*trained, *frozen], key=order.index)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("low", ["min", "-inf"])
+def test_masks_of_every_type_are_left_alone(low: str, dtype: Any) -> None:
+    model = mlp(dtype=dtype)
+    mask = np.zeros(8, dtype)
+    mask[0] = -np.inf if low == "-inf" else ml_dtypes.finfo(dtype).min
+    model.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    model.graph.node[1].input[0] = "masked"
+    model.graph.node.insert(1, onnx.helper.make_node("Add", ["h", "mask"], ["masked"]))
+    made = build_artifacts(model, loss=LossType.CrossEntropyLoss)
+    assert sorted(made.checkpoint.parameters) == ["b1", "w1", "w2"]
+
+
 def test_a_parameter_that_the_loss_does_not_use_is_kept_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
