@@ -297,18 +297,19 @@ def _progress(
     console = Console(highlight=False, quiet=not shown)
     columns = (
         *(TextColumn("training"), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn("loss {task.fields[loss]:.4g}"), TextColumn("{task.fields[speed]:,.0f} samples/s")),
+        *(TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]:,.0f} samples/s")),
         *(TextColumn("time left"), TimeRemainingColumn()),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         total, done = settings.epochs * run.steps_per_epoch, len(run.history)
-        task = progress.add_task("", total=total, completed=done, loss=float("nan"), speed=0.0)
+        task = progress.add_task("", total=total, completed=done, loss="-", speed=0.0)
         start = time.perf_counter()
 
         def on_step(metrics: StepMetrics) -> None:
             seconds = time.perf_counter() - start
             speed = (metrics.step - done) * settings.batch_size / seconds
-            progress.update(task, completed=metrics.step, loss=metrics.training_loss, speed=speed)
+            loss = f"{metrics.training_loss:.4g}"
+            progress.update(task, completed=metrics.step, loss=loss, speed=speed)
             if metrics.step % run.steps_per_epoch == 0:
                 validation = metrics.validation_loss
                 console.print(

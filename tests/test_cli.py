@@ -198,7 +198,7 @@ def test_without_validation(files: Path, tmp_path: Path) -> None:
         (["forward.onnx", "data.npz", "--momentum", "0.9"], "Only the optimizer sgd has a momentum"),
         (["forward.onnx", "data.npz", "--validation", "1.5"], "must be between 0 and 1; got 1.5."),
         (["forward.onnx", "data.npz", "--validation", "nowhere.npz"], "There is no data at 'nowhere.npz'."),
-        (["forward.onnx", "data.npz", "--export", "logit"], "logit"),
+        (["forward.onnx", "data.npz", "--export", "logit"], "no value 'logit' to export; is 'logits' meant?"),
         (["forward.onnx", "data.npz", "--device", "tpu"], "device must be 'cpu', 'cuda'"),
         (["forward.onnx", "data.npz", "--resume"], "There is no run to resume in 'new'"),
         (["forward.onnx", "data.npz", "--learning-rate", "1e30"], "training has diverged."),
@@ -222,6 +222,7 @@ def test_mistakes_are_told_in_a_sentence(
     assert result.stderr.startswith("Error: ")
     assert message in result.stderr
     assert "Traceback" not in result.output
+    assert "epoch   1" not in result.output  # it was found before a whole epoch was trained
 
 
 def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(files: Path, run: Path) -> None:

@@ -82,7 +82,7 @@ def plot_losses(records: Sequence[StepMetrics], path: str | os.PathLike[str]) ->
     if validations:
         axes.plot(*zip(*validations, strict=True), marker="o", label="validation")
         step, loss = validations[-1]
-        axes.annotate(f"{loss:.4g}", (step, loss), textcoords="offset points", xytext=(0, 8), ha="center")
+        axes.annotate(f"{loss:.4g}", (step, loss), textcoords="offset points", xytext=(0, 8), ha="right")
     axes.set(xlabel="step", ylabel="loss")
     axes.grid(alpha=0.3)
     axes.legend()

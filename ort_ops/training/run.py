@@ -12,9 +12,11 @@ This is what the command `ort-ops train` does. The folder gets
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -162,6 +164,9 @@ class TrainingRun:
         self._writes = communicator is None or communicator.rank == 0
         self._checkpoint = settings.output / CHECKPOINT
         self._check_folder(resume)
+        # What is needed at the end only is looked for before hours have been spent.
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ImportError("The curves are drawn with matplotlib; run: pip install 'ort-ops[train]'")
         arrays = load_arrays(settings.data)
         self._artifacts = self._make_artifacts(resume)
         state = CheckpointState.load_checkpoint(
@@ -169,6 +174,7 @@ class TrainingRun:
         )
         self._check_settings(state, resume)
         self._open(state)
+        self._exported_names = self._choose_outputs()
         self._choose_samples(arrays)
         self.steps_per_epoch = len(self._batches())
         self.history: list[StepMetrics] = []
@@ -216,7 +222,7 @@ class TrainingRun:
         """Draw the curves and export the trained model."""
         if self._writes:
             plot_losses(self.history, self.settings.output / CURVES)
-            self._module.export_model_for_inferencing(self.settings.output / MODEL, self._exported_names())
+            self._module.export_model_for_inferencing(self.settings.output / MODEL, self._exported_names)
 
     def _check_folder(self, resume: bool) -> None:
         if resume and not self._checkpoint.is_file():
@@ -285,12 +291,21 @@ class TrainingRun:
             sample_count(self._samples), settings.batch_size, settings.seed, 1, self._fixed_batch
         )
 
-    def _exported_names(self) -> list[str]:
-        if self.settings.exported:
-            return list(self.settings.exported)
-        model = onnx.load(self._artifacts / "eval_model.onnx", load_external_data=False)
-        loss, *others = [value.name for value in model.graph.output]
-        return others or [loss]
+    def _choose_outputs(self) -> list[str]:
+        """The outputs of the model to export."""
+        graph = onnx.load(self._artifacts / "eval_model.onnx", load_external_data=False).graph
+        values = [name for node in graph.node for name in node.output if name]
+        for name in self.settings.exported:
+            if name not in values:
+                near = difflib.get_close_matches(name, values, n=1)
+                hint = (
+                    f"is '{near[0]}' meant?"
+                    if near
+                    else f"its outputs are {', '.join(_names(graph.output))}."
+                )
+                raise ValueError(f"The evaluation model has no value '{name}' to export; {hint}")
+        loss, *others = _names(graph.output)
+        return list(self.settings.exported) or others or [loss]
 
     def _check_settings(self, state: CheckpointState, resume: bool) -> None:
         """What decides the result of a run is kept with it, so that it is resumed with nothing else."""
@@ -316,6 +331,10 @@ class TrainingRun:
             settings.pop(name)
         # As JSON gives it back: lists for tuples, strings for paths.
         return json.loads(json.dumps({**settings, **artifacts}, default=os.fspath))
+
+
+def _names(values: Iterable[onnx.ValueInfoProto]) -> list[str]:
+    return [value.name for value in values]
 
 
 def _check_no_artifact_settings(settings: TrainSettings) -> None:
