@@ -81,9 +81,9 @@ def choose_parameters(
     Args:
         requires_grad: names or patterns (`*`, `?`) of the tensors to train; None for every parameter that
             reaches the loss and is not frozen. What counts as a parameter: a float tensor with at least one
-            axis, no infinite or NaN element and none of 1e30 or its type's largest (attention masks), whose name is not one
-            that an exporter gives to a number of the program (`LITERAL`). Tensors without axes are trained
-            only if named in full: exporters write factors of the computation so.
+            axis, no infinite or NaN element and none of 1e30 or its type's largest (attention masks), whose
+            name is not one that an exporter gives to a number of the program (`LITERAL`). Tensors without
+            axes are trained only if named in full: exporters write factors of the computation so.
         frozen_params: names or patterns of tensors that are frozen.
         statistics: names of the running statistics of normalizations, which are always frozen.
         constants: names of tensors that are no parameters, though they look like one.
