@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ import pytest
 from operator_models import run_session
 
 from ort_ops.gradient import build_gradient_model
-from ort_ops.passes import PassError, infer_shapes, mixed_precision, round_on_cpu
+from ort_ops.passes import PassError, infer_shapes, inline_functions, mixed_precision, round_on_cpu
 
 BFLOAT16, FLOAT16 = ir.DataType.BFLOAT16, ir.DataType.FLOAT16
 TYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16}
@@ -290,3 +291,36 @@ def test_gradients_of_a_network_agree_with_autocast(dtype: ir.DataType) -> None:
         assert np.linalg.norm(ours - autocast[key]) <= largest, key
         # Not better than 16 bits allow: the products were computed in them.
         assert key == "loss" or np.linalg.norm(ours - expected) > 2.0**-20 * np.linalg.norm(expected), key
+
+
+EXPORTED = Path(__file__).parents[1] / "data" / "gradcheck"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPORTED.glob("*.onnx")))
+def test_exported_models_compute_all_products_in_16_bits(name: str) -> None:
+    """Gradients stay near those that PyTorch computed in float32 when the model was exported."""
+    forward = onnx.load(EXPORTED / f"{name}.onnx")
+    expected = np.load(EXPORTED / f"{name}.npz")
+    model = mixed_precision(inline_functions(ir.from_proto(forward)), BFLOAT16)
+    narrow = [node for node in model.graph if node.outputs[0].dtype is BFLOAT16 and node.op_type != "Cast"]
+    products = [node for node in model.graph if node.op_type in ("Conv", "Gemm", "MatMul")]
+    assert products and set(products) <= set(narrow)
+
+    references = {
+        key.removeprefix("grad:"): expected[key] for key in expected.files if key.startswith("grad:")
+    }
+    feeds = {key.removeprefix("in:"): expected[key] for key in expected.files if key.startswith("in:")}
+    feeds |= {parameter: tensor(forward, parameter) for parameter in references}
+    results = run(build_gradient_model(ir.to_proto(model), list(references)), feeds)
+    error = np.sqrt(sum(np.sum((results[f"{key}_grad"] - value) ** 2) for key, value in references.items()))
+    size = np.sqrt(sum(np.sum(value**2) for value in references.values()))
+    # Each of these nodes adds an independent error of at most one rounding to what passes through it.
+    assert 0 < error <= np.sqrt(len(narrow)) * ROUNDING[BFLOAT16] * size
+
+
+def tensor(model: onnx.ModelProto, name: str) -> np.ndarray:
+    for initializer in model.graph.initializer:
+        if initializer.name == name:
+            return onnx.numpy_helper.to_array(initializer)
+    (node,) = (node for node in model.graph.node if name in node.output)
+    return onnx.numpy_helper.to_array(node.attribute[0].t)
