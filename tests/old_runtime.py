@@ -1,8 +1,8 @@
 """Runs scripts with the plugin in an old ONNX Runtime, in an interpreter of its own.
 
-That interpreter is named by the environment variable ORT_OPS_TEST_OLD_RUNTIME_PYTHON. It needs an older
-onnxruntime (1.19.2 comes with onnxruntime-training-cpu), onnxruntime-extensions, onnx and ml_dtypes; the
-plugin is copied to it.
+That interpreter is named by the environment variable ORT_OPS_TEST_OLD_RUNTIME_PYTHON. It needs
+onnxruntime-training-cpu 1.19.2 (an old onnxruntime, and the one whose artifacts are converted), torch,
+onnxruntime-extensions, onnx and ml_dtypes; the plugin is copied to it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ VARIABLE = "ORT_OPS_TEST_OLD_RUNTIME_PYTHON"
 
 needs_old_runtime = pytest.mark.skipif(
     not os.environ.get(VARIABLE),
-    reason=f"set {VARIABLE} to a Python with onnxruntime-training-cpu 1.19.2 (or another old onnxruntime), "
-    "onnxruntime-extensions, onnx and ml_dtypes",
+    reason=f"set {VARIABLE} to a Python with onnxruntime-training-cpu 1.19.2, torch, onnxruntime-extensions, "
+    "onnx and ml_dtypes",
 )
 
 
