@@ -66,6 +66,7 @@ def build_gradient_model(
     try:
         ir_model = passes.prepare(ir_model, OLDEST_OPSET)
         graph, opsets = ir_model.graph, ir_model.opset_imports
+        passes.fuse_cross_entropy(ir_model)
         loss_value = _checked_loss(graph, loss)
         inputs = {value.name: value for value in graph.inputs}
         parameters = [inputs[name] for name in wanted]

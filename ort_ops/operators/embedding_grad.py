@@ -13,14 +13,25 @@ from ort_ops.operators.operator import DOMAIN, AttributeValue, Operator, Slot
 
 
 def _body(_present: frozenset[str], _attributes: Mapping[str, AttributeValue]) -> str:
+    """ScatterElements, never ScatterND: ONNX Runtime's CPU provider runs the latter's additions on several
+    threads without protecting the sums, so that repeated indices lose terms."""
     return """
         zero = Constant <value_float = 0.0> ()
-        last = Constant <value_ints = [-1]> ()
+        one = Constant <value_ints = [1]> ()
         table_shape = Shape (table)
         zeros = Expand (zero, table_shape)
         long_indices = Cast <to = 7> (indices)
-        row_indices = Unsqueeze (long_indices, last)
-        dtable = ScatterND <reduction = "add"> (zeros, row_indices, dy)
+        index_count = Size (long_indices)
+        count = Reshape (index_count, one)
+        row_shape = Shape <start = 1> (table)
+        row_rank = Shape (row_shape)
+        row_of_ones = Expand (one, row_rank)
+        updates_shape = Concat <axis = 0> (count, row_shape)
+        updates = Reshape <allowzero = 1> (dy, updates_shape)
+        column_shape = Concat <axis = 0> (count, row_of_ones)
+        column = Reshape <allowzero = 1> (long_indices, column_shape)
+        places = Expand (column, updates_shape)
+        dtable = ScatterElements <axis = 0, reduction = "add"> (zeros, places, updates)
     """
 
 
@@ -62,5 +73,5 @@ EMBEDDING_GRAD = Operator(
     body=_body,
     infer=_infer,
     reference=EmbeddingGrad,
-    min_opset=16,  # ScatterND's reduction
+    min_opset=16,  # ScatterElements' reduction
 )

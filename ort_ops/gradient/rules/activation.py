@@ -19,7 +19,12 @@ TANH_GELU_CUBIC = 0.044715
 
 @vjp("Relu")
 def relu(c: Vjp) -> Grads:
-    return (c.op("Where", c.op("Greater", c.y(), 0.0), c.dy(), 0.0),)
+    """One ReluGrad; the formula for what that does not take: float64 and scalars."""
+    shape = c.y().shape
+    if c.dtype == ir.DataType.DOUBLE or shape is None or len(shape) == 0:
+        return (c.op("Where", c.op("Greater", c.y(), 0.0), c.dy(), 0.0),)
+    operator = operators.RELU_GRAD
+    return (c.op(operator.name, c.dy(), c.y(), domain=operator.domain, version=operator.version),)
 
 
 @vjp("LeakyRelu")

@@ -22,3 +22,16 @@ def scaled_dot_product_attention(c: Vjp) -> Grads:
         visibility=c.str_attr("visibility", "all"),
     )  # fmt: skip
     return gradients
+
+
+@vjp(operators.CROSS_ENTROPY.name, domain=operators.DOMAIN, inputs=(0,))
+def cross_entropy(c: Vjp) -> Grads:
+    if c.has_dy(1):
+        raise c.fail("its output log_sum_exp is not supported as part of the loss")
+    operator = operators.CROSS_ENTROPY_GRAD
+    return (
+        c.op(
+            operator.name, c.dy(), c.x(0), c.x(1), c.y(1),
+            domain=operator.domain, version=operator.version, ignore_index=c.int_attr("ignore_index", -100),
+        ),
+    )  # fmt: skip
