@@ -30,8 +30,8 @@ from ort_ops.training.update_rules import (
     Lion,
     ParameterGroup,
     UpdateRule,
-    UpdateWriter,
 )
+from ort_ops.training.update_writer import UpdateWriter
 
 __all__ = [
     "FIRST_MOMENT_SUFFIX",
