@@ -20,6 +20,7 @@ from old_runtime import needs_old_runtime
 from peer_artifacts import COMPARED, LEARNING_RATE, RESUMED, TRAINED, WITH_DROPOUT, peer_artifacts
 from peer_checkpoint_writer import Writer
 
+import ort_ops
 from ort_ops.operators import OPERATORS
 from ort_ops.training import load_checkpoint
 from ort_ops.training.api import CheckpointState, Module, Optimizer
@@ -180,12 +181,14 @@ def test_the_checkpoint_goes_over(tmp_path: Path) -> None:
 
 
 def test_loss_and_gradients(tmp_path: Path) -> None:
+    """With the plugin and without."""
     convert(source(tmp_path), tmp_path / "target")
-    for options in (onnxruntime.SessionOptions(),):  # without the plugin
+    with_plugin = onnxruntime.SessionOptions()
+    ort_ops.register(with_plugin)
+    for options in (onnxruntime.SessionOptions(), with_plugin):
         session = onnxruntime.InferenceSession(tmp_path / "target" / "training_model.onnx", options)
         loss, _, dw, dshift = session.run(None, {**BATCH, "w": W, "scale": SCALE, "shift": SHIFT})
-        expected = reference(W, SHIFT)
-        for got, want in zip((loss, dw, dshift), expected, strict=True):
+        for got, want in zip((loss, dw, dshift), reference(W, SHIFT), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -269,6 +272,16 @@ def test_accumulation_is_the_run_times(tmp_path: Path) -> None:
     once = np.array(state.parameters["w"].grad)
     module(*BATCH.values())
     np.testing.assert_allclose(state.parameters["w"].grad, 2 * once, rtol=1e-6)
+
+
+def test_the_trained_model_is_exported(tmp_path: Path) -> None:
+    """By the name of a value inside: that runtime's artifacts no longer have the model's own outputs."""
+    convert(source(tmp_path), tmp_path / "target")
+    module, _optimizer, _state = resumed(tmp_path / "target")
+    module.export_model_for_inferencing(tmp_path / "inference.onnx", ["h"])
+    session = onnxruntime.InferenceSession(tmp_path / "inference.onnx", providers=["CPUExecutionProvider"])
+    [h] = session.run(None, {"x": BATCH["x"]})
+    np.testing.assert_allclose(h, BATCH["x"] @ W, rtol=1e-5, atol=1e-6)
 
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
