@@ -143,6 +143,15 @@ class DataParallel:
         weighted = sum(value * samples for value, samples in parts if samples)
         return weighted / sum(samples for _, samples in parts)
 
+    def check_same(self, what: str, value: object) -> None:
+        """Raise ValueError, on every rank, unless all call it with the same value. `what` names it."""
+        values = self._communicator.allgather(value)
+        for rank, found in enumerate(values):
+            if found != values[0]:
+                raise ValueError(
+                    f"All ranks must have the same {what}; rank {rank} has {found}, rank 0 has {values[0]}."
+                )
+
     def check_equal(self) -> None:
         """Raise ValueError, on every rank, if a parameter or a tensor of the optimizer differs between ranks.
 

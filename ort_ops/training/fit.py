@@ -67,7 +67,10 @@ def fit(
     if drop_rest:
         for what, arrays in (("", samples), ("of the validation ", validation)):
             _check_whole_batch(what, arrays, batch_size)
-    first_epoch = _resume(state, f"{count} samples in batches of {batch_size}, seed {seed}")
+    batches_text = f"{count} samples in batches of {batch_size}, seed {seed}"
+    if parallel is not None:  # with another number of steps, ranks would wait for each other for ever
+        parallel.check_same("epochs and batches", f"{epochs} epochs of {batches_text}")
+    first_epoch = _resume(state, batches_text)
     history = []
     step = (first_epoch - 1) * len(training_batches(count, batch_size, seed, 1, drop_rest))
     for epoch in range(first_epoch, epochs + 1):

@@ -135,6 +135,8 @@ def test_ranks_agree_on_what_is_wrong_and_on_all_kinds_of_tensors(folder: Path) 
         "All ranks must hold the same values; 'output_bias' differs on rank 1 from what it is on rank 0. "
         "Change parameters and optimizer state on all ranks alike.",
         "average_gradients: at least one rank must have a sample; all were given 0.",
+        "All ranks must have the same epochs and batches; rank 1 has 4 epochs of 46 samples in batches of "
+        "21, seed 0, rank 0 has 4 epochs of 45 samples in batches of 21, seed 0.",
         "All ranks must train the same model with the same optimizer; 'output_bias' is float32 [16] on rank "
         "1 and float32 [3] on rank 0.",
     ]
