@@ -292,10 +292,15 @@ def _conversion_failure(module: nn.Module, program: torch.export.ExportedProgram
 def _use(program: torch.export.ExportedProgram, operator: str) -> str:
     """Where the module uses an operator, by the trace's own notes."""
     for node in program.graph.nodes:
-        if str(node.target).replace("aten.", "aten::", 1) in (operator, operator.replace(".", "::", 1)):
+        if node.op == "call_function" and _base_name(str(node.target)) == _base_name(operator):
             lines = [line.strip() for line in (node.stack_trace or "").strip().splitlines()]
             return f" ({'; '.join(lines[-2:])})" if lines else ""
     return ""
+
+
+def _base_name(operator: str) -> str:
+    """Without namespace, overload, and the underscore that the exporter's own forms begin with."""
+    return operator.split(".")[1].strip("_") if "." in operator else operator
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
