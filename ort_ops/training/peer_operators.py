@@ -39,7 +39,7 @@ Results = Sequence[ir.Value | None]
 """The values of a node's outputs; None for one that is surely not read."""
 
 WITHOUT_REPLACEMENT = frozenset(
-    """AdamWOptimizer ATen BiasSoftmaxDropout BitmaskBiasDropout BitmaskDropoutGrad FlattenAndUnpad
+    """AdamWOptimizer ATen BiasSoftmaxDropout BitmaskDropoutGrad FlattenAndUnpad
     Group InPlaceAccumulator InPlaceAccumulatorV2 InplaceClipGradNorm
     MegatronF MegatronG MemcpyFromHost MixedPrecisionScale PadAndUnflatten PassThrough PythonOp PythonOpGrad
     Recv ResizeGrad SGDOptimizerV2 Send ShrunkenGather SoftmaxCrossEntropyLossInternal
@@ -524,6 +524,18 @@ def reduce_all_l2(c: PeerNode) -> Results:
     """The L2 norm of all inputs together."""
     squares = [c.op("ReduceSumSquare", c.x(index), keepdims=0) for index in range(len(c.node.inputs))]
     return (c.op("Sqrt", c.op("Sum", *squares)),)
+
+
+@replaces("FakeQuant")
+def fake_quant(c: PeerNode) -> Results:
+    """(X, scale, zero point), the latter two scalars in float: X rounded as if quantized, and where the
+    number was in range."""
+    x, scale, zero = c.x(0), c.x(1), c.x(2)
+    lowest, highest = float(c.int_attr("quant_min", 0)), float(c.int_attr("quant_max", 255))
+    number = c.op("Add", c.op("Round", c.op("Div", x, scale)), zero)
+    inside = c.op("And", c.op("GreaterOrEqual", number, lowest), c.op("LessOrEqual", number, highest))
+    clipped = c.op("Max", c.op("Min", number, highest), lowest)
+    return c.op("Mul", c.op("Sub", clipped, zero), scale), inside
 
 
 @replaces("FakeQuantGrad")

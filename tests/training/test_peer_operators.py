@@ -364,6 +364,18 @@ CASES: dict[str, Case] = {
     "ReduceAllL2": Case(
         "float[2,3] a, float[4] b, float c", "float y", "y = com.microsoft.ReduceAllL2(a, b, c)"
     ),
+    "FakeQuant": Case(
+        "float[3,4] x, float[1] s, float[1] z",
+        "float[3,4] y, bool[3,4] mask",
+        "y, mask = com.microsoft.FakeQuant<quant_min=-4, quant_max=7>(x, s, z)",
+        {"s": [0.15], "z": [2]},
+    ),
+    "FakeQuant default": Case(
+        "float[3,4] x, float s, float z",
+        "float[3,4] y, bool[3,4] mask",
+        "y, mask = com.microsoft.FakeQuant(x, s, z)",
+        {"s": 0.01, "z": 128},
+    ),
     "FakeQuantGrad": Case(
         "float[3,4] dy, bool[3,4] mask",
         "float[3,4] dx",
