@@ -51,7 +51,12 @@ def run(main: Callable[[Comm], None]) -> None:
     traceback and which rank it is; a rank that is killed is named by the launcher. A SystemExit with a code
     other than 0 ends the job with that code, without traceback. Raises ImportError when mpi4py is missing.
     """
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError(
+            f"Training in several processes needs mpi4py ({error}); run: pip install 'ort-ops[distributed]'"
+        ) from error
 
     communicator = MPI.COMM_WORLD
     try:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from ort_ops.cli import app
 from ort_ops.training.checkpoint import load_checkpoint
+from ort_ops.training.distributed import run
 from ort_ops.training.fit import EPOCHS_DONE, fit
 from ort_ops.training.metrics import read_metrics
 
@@ -162,8 +163,14 @@ def test_the_command_shares_its_batches_among_the_ranks(tmp_path: Path) -> None:
     assert done.stdout.count("epoch   2") == 1
     assert done.stdout.count("together has model.onnx") == 1
     losses = [
-        [r.training_loss for r in read_metrics(tmp_path / run / "metrics.csv", epochs=2)]
-        for run in ("alone", "together")
+        [r.training_loss for r in read_metrics(tmp_path / name / "metrics.csv", epochs=2)]
+        for name in ("alone", "together")
     ]
     assert len(losses[0]) == 6
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=2e-6)
+
+
+def test_without_mpi4py_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ImportError, match=r"needs mpi4py .*; run: pip install 'ort-ops\[distributed\]'"):
+        run(lambda communicator: None)
