@@ -98,7 +98,10 @@ def _find(softmax: ir.Node, reached: set[ir.Value]) -> _Attention | None:
     query, key, mask, scale = operands
     if not _fit(query, key, value) or (mask is not None and not _is_mask(mask, scores, query, key, reached)):
         return None
-    return _Attention(query, key, value, mask, scale, result.outputs[0])
+    found = _Attention(query, key, value, mask, scale, result.outputs[0])
+    # The parts of one tensor have one batch, known or not.
+    is_joined = _common_source(found) is not None and _joined_shape(found) is not None
+    return found if is_joined or _have_one_batch(query, key, value) else None
 
 
 def _find_operands(scores: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value | None, float] | None:
@@ -178,7 +181,7 @@ def _through_three_axes(columns: ir.Value) -> ir.Value | None:
 
 
 def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
-    """Whether the three surely have the operator's shapes: heads and size known, nothing broadcast."""
+    """Whether the three surely have the operator's shapes but for the batch: heads and size known."""
     shapes = [part.shape for part in (query, key, value)]
     if any(shape is None or len(shape) != 4 for shape in shapes):
         return False
@@ -186,9 +189,13 @@ def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
     assert first is not None and second is not None and third is not None
     if not all(isinstance(size, int) for size in first[2:]):
         return False
-    if tuple(first[2:]) != tuple(second[2:]) or tuple(first[2:]) != tuple(third[2:]):
-        return False
-    return _same(first[0], second[0]) and all(_same(a, b) for a, b in zip(second[:2], third[:2], strict=True))
+    same_heads = tuple(first[2:]) == tuple(second[2:]) == tuple(third[2:])
+    return same_heads and _same(second[1], third[1])
+
+
+def _have_one_batch(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
+    assert query.shape is not None and key.shape is not None and value.shape is not None
+    return _same(query.shape[0], key.shape[0]) and _same(key.shape[0], value.shape[0])
 
 
 def _same(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
@@ -203,7 +210,11 @@ def _is_mask(
         return False
     assert scores.shape is not None and query.shape is not None and key.shape is not None
     expected = [query.shape[0], query.shape[2], query.shape[1], key.shape[1]]
-    return 1 <= len(mask.shape) <= 4 and all(map(_same, scores.shape, expected))
+    if not 1 <= len(mask.shape) <= 4:
+        return False
+    own = expected[-len(mask.shape) :]
+    fits = all(size == 1 or _same(size, wide) for size, wide in zip(mask.shape, own, strict=True))
+    return fits or all(map(_same, scores.shape, expected))
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:

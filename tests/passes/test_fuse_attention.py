@@ -81,6 +81,26 @@ def test_three_parts_of_one_tensor() -> None:
     assert attributes == [{"scale": 0.5, "visibility": "all"}]
 
 
+def test_parts_of_one_tensor_have_one_batch_though_it_is_not_known() -> None:
+    parts = PARTS.replace("axis = 2", "axis = 1")
+    mask = np.triu(np.full((5, 5), MINUS_INFINITY), k=1)
+    constants = {"heads": np.array([-1, 5, 2, 4]), "mask": mask}
+    text = "".join((parts, HEADS, KEY, MASKED, ATTEND))
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]>\ng (float[n,24] x) => (float[m,5,2,4] y) {{{text}}}'
+    )
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(v), k)
+        for k, v in (constants | {"half": np.float32(0.5)}).items()
+    )
+    prepared = passes.prepare(ir.from_proto(proto), 18)
+    assert passes.fuse_attention(prepared, [])
+    x = RNG.standard_normal((15, 24)).astype(np.float32)
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    evaluator = ReferenceEvaluator(ir.to_proto(prepared), new_ops=operators.REFERENCE_OPS)
+    np.testing.assert_allclose(evaluator.run(None, {"x": x})[0], expected, atol=1e-6)
+
+
 def test_tensors_of_their_own() -> None:
     inputs = "float[2,5,2,4] x, float[2,7,2,4] x2, float[2,7,2,4] x3"
     count, _, changed = fused(APART, HEADS, KEY, PLAIN, ATTEND, inputs=inputs)
