@@ -12,8 +12,15 @@ from ort_ops.passes.data_free import data_free_proto
 
 
 def check(model: onnx.ModelProto) -> None:
-    """onnx's checker, with shape inference. Raises what it raises."""
-    onnx.checker.check_model(data_free_proto(ir.from_proto(model)), full_check=True)
+    """onnx's checker, with shape inference. Raises what it raises.
+
+    Outputs may be without shape, as some exporters leave them: the checker, which wants one, sees what can be
+    inferred.
+    """
+    checked = ir.from_proto(model)
+    if any(output.shape is None for output in checked.graph.outputs):
+        infer_shapes(checked)
+    onnx.checker.check_model(data_free_proto(checked), full_check=True)
 
 
 def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:

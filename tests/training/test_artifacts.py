@@ -202,6 +202,23 @@ def test_the_models_own_scalar_is_a_loss() -> None:
     np.testing.assert_allclose(results["w2_grad"], expected, rtol=1e-5)
 
 
+OWN_LOSS = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[N, 4] x) => (float[] loss)
+{
+    product = Mul(x, w)
+    loss = ReduceMean <keepdims = 0> (product)
+}
+"""
+
+
+def test_outputs_may_be_without_shape() -> None:
+    model = parsed(OWN_LOSS, w=numbers(4, seed=11))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    artifacts = build_artifacts(model)
+    assert outputs(artifacts.training_model) == ["loss", "w_grad"]
+
+
 def test_loss_input_names_choose_what_the_loss_reads() -> None:
     """Without them the second output would be taken for the labels."""
     model = mlp()
