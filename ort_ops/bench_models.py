@@ -184,5 +184,9 @@ def find_case(name: str) -> Case:
     """The case of a row's name: a key of CASES, or a key of GROWTH_CASES and a factor, as `layers 4`."""
     if name in CASES:
         return CASES[name]()
-    grown, times = name.split()
+    grown, _, times = name.partition(" ")
+    if grown not in GROWTH_CASES:
+        raise ValueError(
+            f"There is no such model as {name!r}; there are {', '.join([*CASES, *GROWTH_CASES])}."
+        )
     return GROWTH_CASES[grown](int(times))
