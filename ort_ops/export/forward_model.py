@@ -64,8 +64,8 @@ def forward_model_from_torch(
         `state_dict`, a tied one once, by its first name. Outputs are `loss` if there is one (the module's
         own is a tensor of that key, or a first tensor without axes); the tensors that the module returns, by
         the keys of a mapping, `output` for a single tensor, `output_0`, ... for a sequence (what is no
-        tensor, such as a cache, is left out); and `<buffer>_updated` for each buffer that the forward pass
-        changes.
+        tensor, such as a cache, is left out; a name that an input or parameter has gets `_output` behind it);
+        and `<buffer>_updated` for each buffer that the forward pass changes.
 
     Raises:
         ExportError: inputs that are no tensors, a module that cannot be traced (with the line of Python) or

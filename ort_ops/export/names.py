@@ -36,14 +36,16 @@ def name_initializers(graph: ir.Graph, module: nn.Module) -> None:
 
 
 def name_outputs(graph: ir.Graph, names: Sequence[str], buffers: Sequence[str]) -> None:
-    """Name the first outputs `names`. The others are the last values of `buffers`: those that the forward
-    pass changes become `<buffer>_updated`, the rest are dropped.
+    """Name the first outputs `names`, with `_output` behind one that an input or initializer has. The others
+    are the last values of `buffers`: those that the forward pass changes become `<buffer>_updated`, the rest
+    are dropped.
     """
     outputs = list(graph.outputs)
     graph.outputs.clear()
     own, last_values = outputs[: len(names)], outputs[len(names) :]
+    taken = {*graph.initializers, *(value.name for value in graph.inputs)}
     for name, value in zip(names, own, strict=True):
-        _add_output(graph, value, name)
+        _add_output(graph, value, f"{name}_output" if name in taken else name)
     for buffer, value in zip(buffers, last_values, strict=True):
         if not _is_initializer(value):
             _add_output(graph, value, buffer + UPDATED_SUFFIX)

@@ -2,7 +2,7 @@
 
 Each function stands for one operator and has its parameters' names; `op` writes nodes. The exporter itself
 
-- takes the running statistics in BatchNorm's training mode, and never updates them;
+- takes the running statistics in BatchNorm's training mode, and never updates them, nor InstanceNorm's;
 - lets gradients flow through `detach` and to an embedding's padding;
 - ignores the label smoothing of a cross entropy.
 """
@@ -66,6 +66,29 @@ def _per_channel(number: float, input: Any) -> Any:
 
 def _scalar(number: float, like: Any) -> Any:
     return op.CastLike(op.Constant(value_float=number), like)
+
+
+def _instance_norm(
+    input: Any,
+    weight: Any = None,
+    bias: Any = None,
+    running_mean: Any = None,
+    running_var: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    weight = _per_channel(1.0, input) if weight is None else weight
+    bias = _per_channel(0.0, input) if bias is None else bias
+    if not use_input_stats:
+        return op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps)
+    if running_mean is not None:
+        raise NotImplementedError(
+            "InstanceNorm's running statistics cannot be updated; set its "
+            "track_running_stats to False, or put it in evaluation mode"
+        )
+    return op.InstanceNormalization(input, weight, bias, epsilon=eps)
 
 
 def _detach(self: Any) -> Any:
@@ -132,6 +155,7 @@ EVALUATION: Translations = {torch.ops.aten.cross_entropy_loss.default: _cross_en
 TRAINING: Translations = {
     **EVALUATION,
     torch.ops.aten._native_batch_norm_legit_functional.default: _batch_norm,
+    torch.ops.aten.instance_norm.default: _instance_norm,
     torch.ops.aten.detach.default: _detach,
     torch.ops.aten.embedding.default: _embedding,
 }

@@ -52,6 +52,24 @@ def test_an_operator_without_a_form_in_onnx_is_named_with_its_line() -> None:
         forward_model_from_torch(module, torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("part", "example", "message"),
+    [
+        (nn.InstanceNorm1d(3, track_running_stats=True), torch.ones(2, 3, 4), "running statistics cannot be"),
+        (
+            nn.Embedding(4, 3, scale_grad_by_freq=True),
+            torch.ones(2, 3, dtype=torch.long),
+            "scale_grad_by_freq",
+        ),
+    ],
+)
+def test_what_only_training_does_and_onnx_cannot(
+    part: nn.Module, example: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        forward_model_from_torch(part, example, training=True)
+
+
 def test_a_size_that_the_module_fixes_cannot_be_dynamic() -> None:
     module = Calls(lambda module, x: module.linear(x).reshape(2, 3) + torch.ones(2, 1))
     with pytest.raises(ExportError, match="left out of dynamic_shapes"):
