@@ -10,7 +10,7 @@ PyTorch is needed for these three, and not for the training.
 try:
     import torch as torch
 except ImportError as error:
-    raise ImportError("ort_ops.export needs PyTorch 2.6 or newer: pip install torch") from error
+    raise ImportError("ort_ops.export needs PyTorch 2.6 or newer: pip install 'ort-ops[torch]'") from error
 
 from ort_ops.export.errors import ExportError
 from ort_ops.export.forward_model import forward_model_from_torch
