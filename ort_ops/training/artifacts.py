@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,7 @@ from ort_ops.training.checkpoint import Checkpoint
 from ort_ops.training.convert import convert as convert
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
 from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, LossScaling, UpdateRule
-from ort_ops.training.training_graphs import (
-    ADDITIONAL_OUTPUTS_KEY,
-    TrainingGraphs,
-    WithOutputs,
-    build_training_graphs,
-)
+from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
 
 
 class LossType(enum.Enum):
@@ -236,13 +230,12 @@ def build_artifacts(
         requires_grad=requires_grad,
         frozen_params=frozen_params or (),
         constants=trained.constants,
+        returned=trained.returned,
         train_batch_norm=train_batch_norm,
         evaluation=evaluated,
         compute_type=_compute_type(compute_type),
         scale_loss=scaling is not None,
     )
-    for made in (graphs.training_model, graphs.eval_model):
-        made.metadata_props.add(key=ADDITIONAL_OUTPUTS_KEY, value=json.dumps(trained.returned))
     return Artifacts(
         graphs.training_model,
         graphs.eval_model,

@@ -65,6 +65,7 @@ def build_training_graphs(
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] = (),
     constants: Collection[str] = (),
+    returned: Sequence[str] = (),
     train_batch_norm: bool = True,
     evaluation: WithOutputs | None = None,
     compute_type: ir.DataType | None = None,
@@ -76,6 +77,7 @@ def build_training_graphs(
         model: the forward model with its loss, which is not changed.
         outputs: names of values of its graph: the loss, then what else the models shall return.
         requires_grad, frozen_params, constants: see `parameters.choose_parameters`.
+        returned: which of `outputs` a Module returns after the loss; both models' metadata says so.
         train_batch_norm: whether BatchNormalization takes the batch's statistics in training.
         evaluation: the model in evaluation mode with its outputs. Then `model` is trained as it stands:
             BatchNormalization keeps the mode that it has, and an output `<p>_updated` is the new value of p.
@@ -114,6 +116,7 @@ def build_training_graphs(
     _take_inputs(evaluated, forward)
     for made in (forward, evaluated):
         made.metadata_props[FROZEN_KEY] = json.dumps(names.frozen)
+        made.metadata_props[ADDITIONAL_OUTPUTS_KEY] = json.dumps(list(returned))
         made.ir_version = max(made.ir_version or 0, IR_VERSION)  # as the operators of this opset need
     updated = _batch_norm_updates(forward, train_batch_norm) if evaluation is None else stated
     return TrainingGraphs(

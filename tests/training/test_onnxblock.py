@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from old_runtime import needs_old_runtime, run_in_old_runtime
 
 from ort_ops.training import onnxblock
+from ort_ops.training.api import CheckpointState, Module
 from ort_ops.training.artifacts import LossType, build_artifacts
-from ort_ops.training.checkpoint import load_checkpoint
+from ort_ops.training.checkpoint import Checkpoint, load_checkpoint
 from ort_ops.training.losses import label_checks
 from ort_ops.training.onnxblock.optim import rule_of
 from ort_ops.training.optimizer import SGD, AdamW, AdamWForm, build_optimizer_model
@@ -362,6 +363,30 @@ def test_a_training_block_makes_both_models(tmp_path: Path) -> None:
     other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((4, 6), np.float32), "w1"))
     with pytest.raises(ValueError, match=r"'w1' is float32 \[4, 6\] in the model and float32 \[4, 5\]"):
         onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", other)
+
+
+class _TrainingWithOutputs(_Training):
+    def build(self, y: str, z: str) -> tuple[str, str, str]:
+        return self._loss(y), z, y
+
+
+def test_a_module_returns_all_that_a_training_block_returns() -> None:
+    block = _TrainingWithOutputs()
+    forward = custom_losses.forward_model()
+    with onnxblock.base(forward):
+        block("y", "z")
+    training, evaluation = block.to_model_proto()
+    trainable, frozen = block.parameters()
+    assert not frozen
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in trainable}
+    module = Module(training, CheckpointState(Checkpoint(values)), evaluation)
+    x = custom_losses.batch()["x"]
+    y, z = onnx.reference.ReferenceEvaluator(forward).run(["y", "z"], {"x": x})
+    for mode in (module.train(), module.eval()):
+        loss, *further = mode(x, np.zeros_like(y))
+        np.testing.assert_allclose(loss, np.mean(y**2), rtol=TOLERANCE)
+        for got, expected in zip(further, (z, y), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _nested() -> None:

@@ -65,7 +65,8 @@ class TrainingBlock(Block):
         return graphs.training_model, graphs.eval_model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build, and make the models from what `build` returns: the loss, or the loss and further outputs."""
+        """Build, and make the models from what `build` returns: the loss, or the loss and further outputs,
+        which a Module returns after it."""
         accessor = model_accessor.current()
         self.base = accessor.model
         with accessor.building():
@@ -79,6 +80,7 @@ class TrainingBlock(Block):
             requires_grad=trained or None,
             frozen_params=frozen,
             constants=accessor.constants,
+            returned=outputs[1:],
         )
         accessor.model = self._graphs.training_model
         return output
