@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -113,21 +114,14 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"load_checkpoint: the metadata of '{path}' must have the entry '{_METADATA_KEY}' of "
             f"save_checkpoint; it has {sorted(metadata) or 'none'}. Is it a checkpoint of a training run?"
         )
-    state = json.loads(metadata[_METADATA_KEY])
-    parameters = _with_prefix(tensors, "parameters/")
-    if "nominal" in state:
-        parameters = {
-            name: np.broadcast_to(np.zeros((), _dtype(dtype)), shape)
-            for name, (dtype, shape) in state["nominal"].items()
-        }
-    return Checkpoint(
-        parameters=parameters,
-        optimizer_state=_with_prefix(tensors, "optimizer/"),
-        learning_rate=state["learning_rate"],
-        frozen=frozenset(state["frozen"]),
-        properties=state["properties"],
-        nominal="nominal" in state,
-    )
+    try:
+        return _checkpoint(json.loads(metadata[_METADATA_KEY]), tensors)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"load_checkpoint: the entry '{_METADATA_KEY}' in the metadata of '{path}' must be what "
+            f"save_checkpoint writes; it is something else ({type(error).__name__}: {error}). Was the file "
+            "made by another program or version?"
+        ) from error
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -149,6 +143,23 @@ def check_property(name: str, value: object) -> None:
             f"A property of a checkpoint must be an int, a float or a str; '{name}' is a "
             f"{type(value).__name__}. Turn it into a str, for example with json.dumps."
         )
+
+
+def _checkpoint(state: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Checkpoint:
+    parameters = _with_prefix(tensors, "parameters/")
+    if "nominal" in state:
+        parameters = {
+            name: np.broadcast_to(np.zeros((), _dtype(dtype)), shape)
+            for name, (dtype, shape) in state["nominal"].items()
+        }
+    return Checkpoint(
+        parameters=parameters,
+        optimizer_state=_with_prefix(tensors, "optimizer/"),
+        learning_rate=state["learning_rate"],
+        frozen=frozenset(state["frozen"]),
+        properties=state["properties"],
+        nominal="nominal" in state,
+    )
 
 
 def _dtype(name: str) -> np.dtype:

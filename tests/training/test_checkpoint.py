@@ -175,3 +175,8 @@ def test_refuses_other_files(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, tmp_path / "weights", {"format": "np"})
     with pytest.raises(ValueError, match="must have the entry 'ort_ops.checkpoint'"):
         load_checkpoint(tmp_path / "weights")
+
+    for state in ("no JSON", "[]", "{}", '{"learning_rate": 0.1, "frozen": null, "properties": {}}'):
+        (tmp_path / "strange").write_bytes(safetensors.numpy.save({}, {"ort_ops.checkpoint": state}))
+        with pytest.raises(ValueError, match="metadata of '.*strange' must be what save_checkpoint writes"):
+            load_checkpoint(tmp_path / "strange")

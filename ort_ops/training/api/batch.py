@@ -63,7 +63,8 @@ def _to_ort_value(name: str, tensor: Any) -> ort.OrtValue:
     if isinstance(tensor, ort.OrtValue):
         return tensor
     if isinstance(tensor, (np.ndarray, np.generic)):
-        return ort_value(np.asarray(tensor, order="C"))
+        # The runtime reads the bytes of an array as they lie, those of the other byte order as well.
+        return ort_value(np.asarray(tensor, tensor.dtype.newbyteorder("="), order="C"))
     if hasattr(tensor, "__dlpack__"):
         return _from_dlpack(tensor)
     raise TypeError(
