@@ -103,7 +103,7 @@ class DataParallel:
     """
 
     def __init__(self, module: Module, communicator: Comm) -> None:
-        self._state = module.state._state
+        self._state = module.state.training_state
         self._communicator = communicator
         if communicator.size > 1:
             self._broadcast()

@@ -131,7 +131,7 @@ def find_mistakes(folder: Path, communicator: Comm) -> None:
 
     module, _ = small_run.open_run(folder)
     if communicator.rank == 1:
-        state = module.state._state
+        state = module.state.training_state
         state.parameters["output_bias"] = state.parameters["hidden_bias"]
     try:
         distributed.DataParallel(module, communicator)

@@ -173,13 +173,15 @@ def test_the_results_are_of_the_kind_of_the_batch() -> None:
     assert [type(value) for value in mixed] == [np.ndarray, np.ndarray]
 
 
-def test_strided_batches_are_read_right() -> None:
+def test_batches_are_read_right_however_they_lie_in_memory() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     module = ls.new_module()
     data = ls.batch(0)
     expected = module(data)
     column_major = {name: np.asfortranarray(value) for name, value in data.items()}
     np.testing.assert_array_equal(module(column_major), expected)
+    swapped = {name: value.astype(value.dtype.newbyteorder("S")) for name, value in data.items()}
+    np.testing.assert_array_equal(module(swapped), expected)
     strided = {name: torch.from_numpy(np.repeat(value, 2, axis=1))[:, ::2] for name, value in data.items()}
     np.testing.assert_array_equal(module(strided).numpy(), expected)
 
@@ -376,6 +378,26 @@ def test_refuses_a_state_of_another_model() -> None:
         module({**values, "b": np.zeros(3, np.float32)})
     with pytest.raises(ValueError, match=r"'b' is float32 \[2\] in the training model and float64 \[2\] in"):
         module({**values, "b": np.zeros(2)})
+
+
+def test_refuses_models_that_would_not_evaluate_what_is_trained() -> None:
+    def module(evaluation: onnx.ModelProto) -> Module:
+        return Module(ls.training_model(), ls.new_module().state, evaluation)
+
+    with pytest.raises(ValueError, match=r"no evaluation model of this training: .* gradients \(w, b\)"):
+        module(ls.training_model())
+    forward = ls.eval_model()
+    del forward.graph.input[3]
+    forward.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(2, np.float32), "b"))
+    with pytest.raises(ValueError, match="no evaluation model of this training: the parameters b are no in"):
+        module(forward)
+
+
+def test_refuses_arguments_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="state must be a CheckpointState, .* got str"):
+        Module(ls.training_model(), "checkpoint")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="module must be a Module; got CheckpointState"):
+        Optimizer(ls.optimizer_model(), ls.new_module().state)  # type: ignore[arg-type]
 
 
 def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

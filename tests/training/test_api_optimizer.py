@@ -47,7 +47,7 @@ descent (float learning_rate, int64 step, float[3, 2] w, float[3, 2] w_grad, flo
 
 
 def optimizer_state(module: Module) -> ls.Tensors:
-    return {name: tensor.read() for name, tensor in module.state._state.optimizer_state.items()}
+    return {name: tensor.read() for name, tensor in module.state.training_state.optimizer_state.items()}
 
 
 def test_steps_are_runs_of_the_optimizer_model() -> None:
@@ -92,7 +92,7 @@ def test_learns_and_leaves_the_callers_arrays_alone() -> None:
 
 def test_everything_is_updated_in_its_own_memory() -> None:
     module, optimizer = ls.new_training()
-    state = module.state._state
+    state = module.state.training_state
     tensors = {**state.parameters, **state.gradients, **state.optimizer_state}
     addresses = {name: tensor.value.data_ptr() for name, tensor in tensors.items()}
     assert len(set(addresses.values())) == len(addresses)

@@ -168,4 +168,4 @@ def test_an_overflow_is_skipped_and_the_scale_halves_then_grows(tmp_path: Path) 
     saved = tmp_path / "saved"
     CheckpointState.save_checkpoint(run.state, saved, include_optimizer_state=True)
     loaded = CheckpointState.load_checkpoint(saved)
-    assert float(loaded._state.optimizer_state["loss_scale"].read()) == scale
+    assert float(loaded.training_state.optimizer_state["loss_scale"].read()) == scale

@@ -199,10 +199,13 @@ class CheckpointState:
         file.
     """
 
+    training_state: TrainingState
+    """The tensors behind it, for those who run with them or exchange them."""
+
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._state = TrainingState(checkpoint)
-        self._parameters = Parameters(self._state)
-        self._properties = Properties(self._state)
+        self.training_state = TrainingState(checkpoint)
+        self._parameters = Parameters(self.training_state)
+        self._properties = Properties(self.training_state)
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
@@ -221,8 +224,8 @@ class CheckpointState:
         include_optimizer_state: save also what the optimizer knows, its learning rate and step count among
             it, so that training can go on as if it had not been interrupted.
         """
-        with state._state.lock:
-            save_checkpoint(checkpoint_uri, state._state.checkpoint(include_optimizer_state))
+        with state.training_state.lock:
+            save_checkpoint(checkpoint_uri, state.training_state.checkpoint(include_optimizer_state))
 
     @property
     def parameters(self) -> Parameters:

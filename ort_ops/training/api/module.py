@@ -36,8 +36,8 @@ class Module:
         additional_output_names: outputs of the models, such as the logits, to return after the loss, instead
             of those chosen when the artifacts were generated.
 
-    Raises FileNotFoundError, ValueError or RuntimeError when a model is missing, when models and state do not
-    fit together, or when the device cannot be used.
+    Raises TypeError for a state that is no CheckpointState, and FileNotFoundError, ValueError or RuntimeError
+    when a model is missing, when models and state do not fit together, or when the device cannot be used.
 
     Calls from several threads take turns.
     """
@@ -55,10 +55,15 @@ class Module:
         *,
         additional_output_names: Sequence[str] | None = None,
     ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise TypeError(
+                "Module: state must be a CheckpointState, for example of "
+                f"CheckpointState.load_checkpoint(path); got {type(state).__name__}."
+            )
         self.training = True
         self.session_options = session_options or ort.SessionOptions()
         self.state = state
-        self._state = state._state
+        self._state = state.training_state
         self._eval_model = eval_model_uri
         self._state.place_on(Device.parse(device))
         self._training = self._load("training model", train_model_uri, additional_output_names)
@@ -68,6 +73,8 @@ class Module:
             else self._load("evaluation model", eval_model_uri, additional_output_names)
         )
         _check_training_model(self._training.session, self._state)
+        if self._evaluation is not None:
+            _check_evaluation_model(self._evaluation, self._training)
         self._make_gradients()
         self._reset_pending = True  # the gradients are zeros: adding to them and overwriting them is the same
         self._accumulation: Accumulation | None = None
@@ -316,4 +323,24 @@ def _check_training_model(session: Session, state: TrainingState) -> None:
         raise ValueError(
             f"The training model and the checkpoint do not belong together. Parameters {'; '.join(found)}. "
             "Take both from one call of generate_artifacts."
+        )
+
+
+def _check_evaluation_model(evaluation: _Mode, training: _Mode) -> None:
+    """A training model would drop out and take the batch's statistics; a forward model would evaluate its own
+    parameters, whatever is trained.
+    """
+    computed = [
+        name for name in training.parameter_names if name + GRADIENT_SUFFIX in evaluation.session.outputs
+    ]
+    lacking = [name for name in training.parameter_names if name not in evaluation.session.inputs]
+    if computed or lacking:
+        problem = (
+            f"it computes gradients ({', '.join(computed)})"
+            if computed
+            else f"the parameters {', '.join(lacking)} are no inputs of it"
+        )
+        raise ValueError(
+            f"The model given as eval_model_uri is no evaluation model of this training: {problem}. Take the "
+            "eval model from the same call of generate_artifacts."
         )

@@ -35,12 +35,14 @@ class Optimizer:
     was loaded with, or start anew: as zeros, and 1e-3. Parameters and state are updated in place, so each of
     them is in memory once.
 
-    Raises FileNotFoundError when there is no model, ValueError when the model does not fit the module's
-    parameters or the state's optimizer state.
+    Raises TypeError for a module that is none, FileNotFoundError when there is no model, ValueError when the
+    model does not fit the module's parameters or the state's optimizer state.
     """
 
     def __init__(self, optimizer_uri: Model, module: Module) -> None:
-        self._state = module.state._state
+        if not isinstance(module, Module):
+            raise TypeError(f"Optimizer: module must be a Module; got {type(module).__name__}.")
+        self._state = module.state.training_state
         model = read_model(optimizer_uri)
         self._session = Session(optimizer_uri, self._state.device, module.session_options)
         self._updated = [
