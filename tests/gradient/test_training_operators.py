@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
+from scipy.special import erf
 
 import ort_ops
 from ort_ops.gradient import GradientError, build_gradient_model
@@ -295,3 +296,16 @@ def test_positions_that_are_all_ignored_have_gradients_of_zeros(reduction: str, 
     x = GENERATOR.standard_normal((2, 5, 3)).astype(np.float32)
     feeds = {"l": np.full((2, 3), 2), "w": np.ones(5, np.float32)}
     np.testing.assert_array_equal(run(build_gradient_model(model, ["x"]), x=x, **feeds)["x_grad"], 0)
+
+
+def test_scalars_which_the_fused_operators_do_not_take() -> None:
+    model = parse(
+        """g (float[4] w, int64 i) => (float loss) {
+        a = Gather(w, i)  b = Sigmoid(a)  c = Gelu(b)  loss = Relu(c) }""",
+        opset=20,
+    )
+    w = GENERATOR.standard_normal(4).astype(np.float32)
+    gradient = run(build_gradient_model(model, ["w"]), w=w, i=np.array(2))["w_grad"]
+    s = 1 / (1 + np.exp(-w[2].astype(np.float64)))
+    slope = (1 + erf(s / np.sqrt(2))) / 2 + s * np.exp(-(s**2) / 2) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(gradient, np.eye(4)[2] * slope * s * (1 - s), rtol=1e-5)

@@ -19,9 +19,8 @@ TANH_GELU_CUBIC = 0.044715
 
 @vjp("Relu")
 def relu(c: Vjp) -> Grads:
-    """One ReluGrad; the formula for what that does not take: float64 and scalars."""
-    shape = c.y().shape
-    if c.dtype == ir.DataType.DOUBLE or shape is None or len(shape) == 0:
+    """One ReluGrad, or the formula."""
+    if not _fits_fused_operators(c):
         return (c.op("Where", c.op("Greater", c.y(), 0.0), c.dy(), 0.0),)
     operator = operators.RELU_GRAD
     return (c.op(operator.name, c.dy(), c.y(), domain=operator.domain, version=operator.version),)
@@ -116,9 +115,15 @@ def gelu(c: Vjp) -> Grads:
     return (gelu_gradient(c, c.x(0), c.str_attr("approximate", "none")),)
 
 
+def _fits_fused_operators(c: Vjp) -> bool:
+    """They take neither float64 nor scalars."""
+    shape = c.y().shape
+    return c.dtype != ir.DataType.DOUBLE and shape is not None and len(shape) > 0
+
+
 def gelu_gradient(c: Vjp, x: ir.Value, approximate: str) -> ir.Value:
-    """One GeluGrad; the formula for float64, which that does not take."""
-    if c.dtype == ir.DataType.DOUBLE:
+    """One GeluGrad, or the formula."""
+    if not _fits_fused_operators(c):
         slope = tanh_gelu_slope if approximate == "tanh" else erf_gelu_slope
         return c.op("Mul", c.dy(), slope(c, x))
     return c.op(

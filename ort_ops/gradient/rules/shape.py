@@ -203,7 +203,7 @@ def gather(c: Vjp) -> Grads:
     single = c.known(1)
     if single is not None and single.size == 1:
         return (_gather_one(c, axis, int(single.item())),)
-    if axis == 0 and data.dtype == ir.DataType.FLOAT:
+    if axis == 0 and data.dtype == ir.DataType.FLOAT and rank + c.rank(indices) > 1:
         operator = operators.EMBEDDING_GRAD
         return (c.op(operator.name, c.dy(), indices, data, domain=operator.domain, version=operator.version),)
     flat = c.op("Reshape", indices, [-1])
