@@ -11,12 +11,12 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from ort_ops.training import onnxblock
 from ort_ops.training.artifact_files import write_artifacts
 from ort_ops.training.checkpoint import Checkpoint
 from ort_ops.training.convert import convert as convert
+from ort_ops.training.model_file import Model, read_model
 from ort_ops.training.onnxblock.optim import optimizer_model, rule_of
 from ort_ops.training.optimizer import SGD, Adam, AdamW, Lion, LossScaling, UpdateRule
 from ort_ops.training.training_graphs import TrainingGraphs, WithOutputs, build_training_graphs
@@ -57,9 +57,6 @@ _RULES: dict[OptimType, Callable[[], UpdateRule]] = {
     OptimType.Adam: Adam,
     OptimType.Lion: Lion,
 }
-
-Model = onnx.ModelProto | bytes | str | os.PathLike[str]
-"""A model, its bytes, or the path of its file, beside which its external data may lie."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +219,10 @@ def build_artifacts(
         loss_input_names=loss_input_names or (),
         additional_output_names=additional_output_names or (),
     )
-    trained = with_loss(_read(model))
-    evaluated = None if evaluation_model is None else with_loss(_read(evaluation_model))
+    trained = with_loss(read_model(model, external_data=True))
+    evaluated = (
+        None if evaluation_model is None else with_loss(read_model(evaluation_model, external_data=True))
+    )
     graphs = build_training_graphs(
         trained.model,
         trained.outputs,
@@ -242,29 +241,6 @@ def build_artifacts(
         _optimizer_model(optimizer, graphs, scaling),
         _checkpoint(graphs),
     )
-
-
-def _read(model: Model) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        if isinstance(model, bytes):
-            return onnx.load_from_string(model)
-        if not isinstance(model, (str, os.PathLike)):
-            raise TypeError(
-                "generate_artifacts: model must be an onnx.ModelProto, its bytes or the path of its file; "
-                f"got {type(model).__name__}."
-            )
-        if not os.path.isfile(model):
-            raise FileNotFoundError(f"generate_artifacts: there is no model file at '{os.fspath(model)}'.")
-        return onnx.load(os.fspath(model))
-    except DecodeError as error:
-        what = (
-            "the bytes that were given are none"
-            if isinstance(model, bytes)
-            else f"'{os.fspath(model)}' is none"
-        )
-        raise ValueError(f"generate_artifacts: model must be an ONNX model; {what}.") from error
 
 
 @dataclass(frozen=True)
@@ -287,6 +263,10 @@ def _add_loss(
     additional_output_names: Sequence[str],
 ) -> _ForwardWithLoss:
     own_outputs = [value.name for value in forward.graph.output]
+    if not own_outputs:
+        raise ValueError(
+            "generate_artifacts: the model must have an output for the loss to be computed from; it has none."
+        )
     with onnxblock.base(forward) as accessor:
         result = block(*(loss_input_names or own_outputs))
         loss_name, *further = [result] if isinstance(result, str) else result

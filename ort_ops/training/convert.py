@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ort_ops import operators, passes
@@ -25,6 +24,7 @@ from ort_ops.gradient.registry import OLDEST_OPSET
 from ort_ops.training import losses, modes, peer_checkpoint
 from ort_ops.training.artifact_files import write_artifacts
 from ort_ops.training.checkpoint import STEP, Checkpoint
+from ort_ops.training.model_file import read_model
 from ort_ops.training.optimizer import (
     GRADIENT_SUFFIX,
     SGD,
@@ -67,12 +67,14 @@ def convert(source_directory: str | os.PathLike[str], target_directory: str | os
     """
     source = Path(source_directory)
     checkpoint = peer_checkpoint.read(source / "checkpoint")
-    training = _read(source / "training_model.onnx")
+    training = read_model(source / "training_model.onnx", external_data=True)
     models = {"training_model": _training_model(training, checkpoint)}
     if (source / "eval_model.onnx").is_file():
-        models["eval_model"] = _eval_model(_read(source / "eval_model.onnx"), models["training_model"])
+        models["eval_model"] = _eval_model(
+            read_model(source / "eval_model.onnx", external_data=True), models["training_model"]
+        )
     if (source / "optimizer_model.onnx").is_file():
-        rule = _rule(_read(source / "optimizer_model.onnx"))
+        rule = _rule(read_model(source / "optimizer_model.onnx", external_data=True))
         models["optimizer_model"] = _optimizer_model(rule, models["training_model"], checkpoint)
         checkpoint = _with_state_of(models["optimizer_model"], checkpoint)
     write_artifacts(
@@ -84,15 +86,6 @@ def convert(source_directory: str | os.PathLike[str], target_directory: str | os
         ort_format=False,
         custom_op_library=None,
     )
-
-
-def _read(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise FileNotFoundError(f"convert: there is no '{path}'.")
-    try:
-        return onnx.load(path)
-    except DecodeError as error:
-        raise ValueError(f"convert: '{path}' is not an ONNX model.") from error
 
 
 # -- the training model --------------------------------------------------------------------------------------

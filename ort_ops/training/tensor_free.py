@@ -27,7 +27,7 @@ def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
     """Type and shape of a value of the main graph, inferred if they are not written down; None if unknown."""
     graph = model.graph
     for info in [*graph.input, *graph.output, *graph.value_info]:
-        if info.name == name:
+        if info.name == name and info.type.tensor_type.HasField("shape"):
             return info.type
     for tensor in graph.initializer:
         if tensor.name == name:
@@ -35,5 +35,6 @@ def type_of(model: onnx.ModelProto, name: str) -> onnx.TypeProto | None:
     ir_model = ir.from_proto(model)
     infer_shapes(ir_model)
     values = (value for node in ir_model.graph for value in node.outputs)
-    found = next((value for value in values if value.name == name and value.type is not None), None)
+    known = (value for value in [*ir_model.graph.inputs, *values] if value.type is not None)
+    found = next((value for value in known if value.name == name), None)
     return None if found is None else ir.serde.serialize_value(found).type

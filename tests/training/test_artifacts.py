@@ -757,6 +757,24 @@ def listed(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+def test_external_data_that_is_missing_or_cut_off_is_said(tmp_path: Path) -> None:
+    path, data = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    onnx.save(mlp(), path, save_as_external_data=True, location=data.name, size_threshold=0)
+    data.write_bytes(data.read_bytes()[:10])
+    with pytest.raises(ValueError, match="external data of '.*model.onnx' cannot be read: .*'w1'"):
+        build_artifacts(path, loss=LossType.CrossEntropyLoss)
+    data.unlink()
+    with pytest.raises(ValueError, match="external data of '.*model.onnx' cannot be read: .*weights.bin"):
+        build_artifacts(path, loss=LossType.CrossEntropyLoss)
+
+
+def test_an_output_without_a_written_shape_has_the_inferred_one() -> None:
+    model = mlp()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    made = build_artifacts(model, loss=LossType.CrossEntropyLoss).training_model
+    assert made == build_artifacts(mlp(), loss=LossType.CrossEntropyLoss).training_model
+
+
 @pytest.mark.parametrize("how", ["str", "path", "bytes", "proto", "external"])
 def test_models_come_in_every_form(how: str, tmp_path: Path) -> None:
     path = tmp_path / "forward" / "model.onnx"
@@ -970,7 +988,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no model": (
         lambda: build_artifacts(3),  # type: ignore[arg-type]
         TypeError,
-        "model must be an onnx.ModelProto, its bytes or the path of its file; got int",
+        "model must be an onnx.ModelProto, its bytes or the path of its file; got int.",
     ),
     "no file": (
         lambda: build_artifacts("nowhere.onnx"),
@@ -980,7 +998,22 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "other bytes": (
         lambda: build_artifacts(b"\xff\xff\xffnot onnx"),
         ValueError,
-        "model must be an ONNX model; the bytes that were given are none",
+        "model must be an ONNX model; what the bytes that were given hold is none",
+    ),
+    "no bytes": (
+        lambda: build_artifacts(b""),
+        ValueError,
+        "model must be an ONNX model; what the bytes that were given hold has no graph",
+    ),
+    "an empty message": (
+        lambda: build_artifacts(onnx.ModelProto()),
+        ValueError,
+        "model must be an ONNX model; the ModelProto that was given has no graph",
+    ),
+    "no outputs": (
+        lambda: build_artifacts(_without_outputs(), loss=LossType.CrossEntropyLoss),
+        ValueError,
+        "the model must have an output for the loss to be computed from; it has none",
     ),
     "a name taken": (
         lambda: build_artifacts(_named_like_a_gradient("w_grad"), ["w"]),
@@ -1018,6 +1051,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "no custom_op_library at 'nowhere.so'",
     ),
 }
+
+
+def _without_outputs() -> onnx.ModelProto:
+    model = mlp()
+    del model.graph.output[:]
+    return model
 
 
 def _named_like_a_gradient(name: str) -> onnx.ModelProto:

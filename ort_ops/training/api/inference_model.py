@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from ort_ops import passes
-from ort_ops.training.api.session import Model, existing_file, read_model
+from ort_ops.training.model_file import Model, existing_file, read_model
 
 _LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol buffers end here; a larger model keeps its tensors in a file of their own."""
@@ -37,7 +37,7 @@ def write_inference_model(
     if isinstance(evaluation_model, (str, os.PathLike)):
         model = ir.load(existing_file(evaluation_model))
     else:
-        model = ir.from_proto(read_model(evaluation_model))
+        model = ir.from_proto(read_model(evaluation_model, external_data=False))
     graph = model.graph
     passes.infer_shapes(model)
     values = {value.name: value for node in graph for value in node.outputs}

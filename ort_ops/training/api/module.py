@@ -15,9 +15,10 @@ from ort_ops.training.api.batch import named_batch, result_converter, to_ort_val
 from ort_ops.training.api.checkpoint_state import CheckpointState, TrainingState
 from ort_ops.training.api.device import HOST, Device
 from ort_ops.training.api.inference_model import write_inference_model
-from ort_ops.training.api.session import Model, Session
+from ort_ops.training.api.session import Session
 from ort_ops.training.api.tensor import Tensor, check_tensor, ort_value, to_numpy
 from ort_ops.training.losses import label_checks
+from ort_ops.training.model_file import Model
 from ort_ops.training.optimizer import GRADIENT_SUFFIX, LOSS_SCALE, UPDATED_SUFFIX
 from ort_ops.training.training_graphs import ADDITIONAL_OUTPUTS_KEY, FROZEN_KEY
 

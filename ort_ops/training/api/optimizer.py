@@ -10,10 +10,11 @@ import onnxruntime as ort
 
 from ort_ops.training.api.device import HOST, Device
 from ort_ops.training.api.module import Module
-from ort_ops.training.api.session import Model, Session, read_model
+from ort_ops.training.api.session import Session
 from ort_ops.training.api.tensor import Tensor, check_tensor, ort_value, to_numpy
 from ort_ops.training.checkpoint import STEP
 from ort_ops.training.in_place import in_place_outputs
+from ort_ops.training.model_file import Model, read_model
 from ort_ops.training.optimizer import (
     GRADIENT_SUFFIX,
     LEARNING_RATE,
@@ -43,7 +44,7 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"Optimizer: module must be a Module; got {type(module).__name__}.")
         self._state = module.state.training_state
-        model = read_model(optimizer_uri)
+        model = read_model(optimizer_uri, external_data=False)
         self._session = Session(optimizer_uri, self._state.device, module.session_options)
         self._updated = [
             name.removesuffix(UPDATED_SUFFIX)

@@ -6,9 +6,7 @@ the plugin that have no kernel there are replaced by their bodies.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import onnx
 import onnx.inliner
@@ -18,9 +16,7 @@ import onnxruntime as ort
 import ort_ops
 from ort_ops import operators, passes
 from ort_ops.training.api.device import Device
-
-Model = onnx.ModelProto | bytes | str | os.PathLike[str]
-"""A model: itself, its bytes, or the path of its file, beside which its external data may lie."""
+from ort_ops.training.model_file import Model, existing_file, read_model
 
 # Sessions take turns in training. Without this the threads of the one that has just run keep spinning on the
 # cores that the next one needs.
@@ -105,7 +101,9 @@ def without_cpu_operators(model: Model) -> Model:
     """The model with the bodies of the plugin's operators that have kernels for the CPU alone; itself if it
     has none of them. The runtime would take those kernels, and copy their tensors from the GPU and back.
     """
-    functions = {(function.domain, function.name) for function in read_model(model).functions}
+    functions = {
+        (function.domain, function.name) for function in read_model(model, external_data=False).functions
+    }
     cpu_only = sorted(
         key for key in functions if key[0] == operators.DOMAIN and key[1] not in _CUDA_OPERATORS
     )
@@ -116,25 +114,8 @@ def without_cpu_operators(model: Model) -> Model:
 
 def _with_casts(model: Model) -> Model:
     """The model with what the CPU needs for 16-bit tensors; itself if it has none."""
-    if not passes.has_16_bit_tensors(ir.from_proto(read_model(model))):
+    if not passes.has_16_bit_tensors(ir.from_proto(read_model(model, external_data=False))):
         return model
     with_casts = ir.from_proto(read_model(model, external_data=True))
     passes.round_on_cpu(with_casts)
     return ir.to_proto(with_casts)
-
-
-def read_model(model: Model, external_data: bool = False) -> onnx.ModelProto:
-    """The model as a message. Tensors in external files are read only if `external_data`."""
-    if isinstance(model, onnx.ModelProto):
-        return model
-    if isinstance(model, bytes):
-        return onnx.load_model_from_string(model)
-    return onnx.load(existing_file(model), load_external_data=external_data)
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """`path`, or FileNotFoundError in a sentence."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no model file at '{path}'. Check the path.")
-    return path
