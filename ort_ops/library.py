@@ -223,6 +223,8 @@ def _refuse_conflicts(session_options: onnxruntime.SessionOptions) -> None:
 
 def describe() -> dict[str, str]:
     """What was found, built and can run: a table of names and values, for `ort-ops info` and for reports."""
+    from ort_ops.operators import OPERATORS
+
     library = load_library()
     facts = {
         "ort_ops": importlib.metadata.version("ort-ops"),
@@ -230,6 +232,7 @@ def describe() -> dict[str, str]:
         "library version": library.ort_ops_version().decode(),
         "CPU instruction sets": library.ort_ops_cpu_targets().decode(),
         "instruction set in use": library.ort_ops_cpu_target().decode(),
+        "operators on the CPU": ", ".join(operator.name for operator in OPERATORS),
         **_describe_cuda(library),
     }
     for package in (
@@ -255,14 +258,14 @@ def _describe_cuda(library: ctypes.CDLL) -> dict[str, str]:
     library.ort_ops_cuda_architectures.restype = ctypes.c_char_p
     architectures = library.ort_ops_cuda_architectures().decode()
     if not architectures:
-        return {"AddLayerNormGrad": "CPU kernel: float, float16, bfloat16", "CUDA": "built without"}
+        return {"operators on CUDA": "none, built without"}
     description = ctypes.create_string_buffer(256)
     if library.ort_ops_cuda_device(description, ctypes.c_size_t(len(description))) == 0:
         device = description.value.decode()
     else:
         device = f"none can be used: {library.ort_ops_last_error().decode()}"
     return {
-        "AddLayerNormGrad": "CPU and CUDA kernels: float, float16, bfloat16",
+        "operators on CUDA": "AddLayerNormGrad",
         "CUDA architectures": architectures,
         "CUDA device": device,
     }
