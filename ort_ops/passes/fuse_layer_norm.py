@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter.pattern import MatchResult, OrValue, RewriteRuleClassBase, RewriteRuleSet
 
@@ -28,7 +29,10 @@ def fuse_layer_norm(model: ir.Model) -> bool:
     """Replace written-out LayerNorms in place; returns whether there were any."""
     if not any(node.op_type == "Sqrt" for node in model.graph):
         return False
-    return bool(_RULES.apply_to_model(model))
+    if not _RULES.apply_to_model(model):
+        return False
+    RemoveUnusedNodesPass()(model)  # the constants of what was written out: ONNX Runtime warns of each
+    return True
 
 
 def _centred(op, x, axes):  # type: ignore[no-untyped-def]
