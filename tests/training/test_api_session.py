@@ -1,17 +1,22 @@
-"""What a session does to a model before it runs on a GPU. The session needs one, but its model does not."""
+"""What a session does to a model before it runs on a GPU, and with tensors of the host there. The session
+needs a GPU, but its model does not.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
+import pytest
 from optimizer_runs import LEARNING_RATES, SHAPES, STEPS, parameter_types, random_tensors, run_steps
 
 from ort_ops.operators import DOMAIN, embed_functions
-from ort_ops.training.api.session import without_cpu_operators
+from ort_ops.training.api.device import HOST, Device
+from ort_ops.training.api.session import Session, without_cpu_operators
 from ort_ops.training.optimizer import AdamW, LossScaling, build_optimizer_model
 
 
@@ -58,3 +63,28 @@ def test_a_model_without_them_comes_back_as_it_is(tmp_path: Path) -> None:
     assert without_cpu_operators(model) is model
     onnx.save(model, tmp_path / "model.onnx")
     assert without_cpu_operators(tmp_path / "model.onnx") == tmp_path / "model.onnx"
+
+
+class _CopyingBinding:
+    """A binding that copies inputs when they are bound, as that of a GPU does with tensors of the host."""
+
+    def __init__(self, binding: Any) -> None:
+        self._binding = binding
+
+    def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+        self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value.numpy().copy()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+
+def test_what_is_written_into_a_tensor_of_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]> f (float[2] x) => (float[2] y) { y = Neg(x) }""")
+    session = Session(model, HOST, ort.SessionOptions())
+    monkeypatch.setattr(session, "_device", Device("cuda"))
+    monkeypatch.setattr(session, "_binding", _CopyingBinding(session._binding))
+    x = ort.OrtValue.ortvalue_from_numpy(np.array([1, 2], np.float32))
+    np.testing.assert_array_equal(session.run({"x": x}, {"y": HOST})["y"].numpy(), [-1, -2])
+    x.update_inplace(np.array([3, 4], np.float32))
+    np.testing.assert_array_equal(session.run({"x": x}, {"y": HOST})["y"].numpy(), [-3, -4])

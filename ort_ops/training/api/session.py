@@ -50,6 +50,7 @@ class Session:
         self._binding = self._session.io_binding()
         self._bound_inputs: dict[str, ort.OrtValue] = {}
         self._bound_outputs: dict[str, ort.OrtValue | Device] = {}
+        self._device = device
 
     def run(
         self, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue | Device]
@@ -73,7 +74,9 @@ class Session:
             self._bound_inputs.clear()
             self._bound_outputs.clear()
         for name, value in inputs.items():
-            if self._bound_inputs.get(name) is not value:
+            # The runtime copies from another device when it binds, and would miss what was written since.
+            is_copied = value.device_name() != self._device.kind
+            if is_copied or self._bound_inputs.get(name) is not value:
                 self._binding.bind_ortvalue_input(name, value)
                 self._bound_inputs[name] = value
         for name, target in outputs.items():
