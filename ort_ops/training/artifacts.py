@@ -163,9 +163,9 @@ def build_artifacts(
         requires_grad: names or patterns (`*`, `?`) of the tensors to train: initializers, or outputs of
             Constant nodes. By default every float tensor with at least one axis that reaches the loss and is
             not frozen, except attention masks, told by their huge or infinite numbers, and what PyTorch's
-            older exporter names `Constant_output_0`. A tensor without axes is trained only if named in full,
-            since exporters store factors of the computation so. A tensor that the loss does not depend on at
-            all is frozen, with a warning.
+            exporters name `Constant_output_0`, or `val_0` if it is a single number. A tensor without axes is
+            trained only if named in full, since exporters store factors of the computation so. A tensor that
+            the loss does not depend on at all is frozen, with a warning.
         frozen_params: names or patterns of parameters that are inputs and in the checkpoint, but not trained.
             What is in neither list stays in the models as a constant.
         loss: a `LossType`; a block, which is called with the names of the model's outputs and returns the

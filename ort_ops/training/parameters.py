@@ -22,6 +22,10 @@ hold."""
 LITERAL = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
 """How PyTorch's older exporter names the numbers that a program contains."""
 
+SINGLE_LITERAL = re.compile(r"^val_\d+$")
+"""How its newer one names them, such as the scale of attention, but also matrices that it has transposed:
+only tensors of one element are no parameters for this name."""
+
 _CLOSE_NAMES = 3
 
 _log = logging.getLogger(__name__)
@@ -82,13 +86,15 @@ def choose_parameters(
         requires_grad: names or patterns (`*`, `?`) of the tensors to train; None for every parameter that
             reaches the loss and is not frozen. What counts as a parameter: a float tensor with at least one
             axis, no infinite or NaN element and none of 1e30 or its type's largest (attention masks), whose
-            name is not one that an exporter gives to a number of the program (`LITERAL`). Tensors without
-            axes are trained only if named in full: exporters write factors of the computation so.
+            name is not one that an exporter gives to a number of the program (`LITERAL`, `SINGLE_LITERAL`).
+            Tensors without axes are trained only if named in full: exporters write factors of the computation
+            so.
         frozen_params: names or patterns of tensors that are frozen.
         statistics: names of the running statistics of normalizations, which are always frozen.
         constants: names of tensors that are no parameters, though they look like one.
 
-    A tensor of `requires_grad` that the loss does not depend on at all is frozen instead, with a warning.
+    A tensor of `requires_grad` that the loss does not depend on at all is frozen instead, with a warning. One
+    that several nodes read although all its elements are equal is warned of: see `_warn_of_merged`.
 
     Raises:
         ValueError: a name or pattern matches nothing, a tensor is named in both, is not a float tensor, or is
@@ -113,10 +119,24 @@ def choose_parameters(
             f"There is nothing to train: no parameter reaches the loss {loss.name!r}. Name tensors in "
             f"requires_grad; the model's float tensors are {_listed(known)}."
         )
+    _warn_of_merged([initializers[name] for name in initializers if name in chosen])
     return ParameterNames(
         tuple(name for name in initializers if name in chosen),
         tuple(name for name in initializers if name in frozen),
     )
+
+
+def _warn_of_merged(trained: Sequence[ir.Value]) -> None:
+    """PyTorch's newer exporter merges parameters that are equal, such as the ones and zeros of norms before
+    training. The model cannot say whether they were tied by intention."""
+    merged = [str(value.name) for value in trained if len(value.uses()) > 1 and _has_one_value(value)]
+    if merged:
+        _log.warning(
+            "several nodes read %s, whose elements are all equal. If those were parameters of their own that "
+            "an exporter has merged, they are trained as one: export with torch.onnx.export(..., "
+            "optimize=False)",
+            ", ".join(merged),
+        )
 
 
 def _is_parameter(value: ir.Value) -> bool:
@@ -126,7 +146,7 @@ def _is_parameter(value: ir.Value) -> bool:
     if LITERAL.search(str(value.name)):
         return False
     numbers = tensor.numpy()
-    if numbers.size == 0:
+    if numbers.size == 0 or (numbers.size == 1 and SINGLE_LITERAL.search(str(value.name))):
         return False
     limit = min(LARGEST_WEIGHT, float(ml_dtypes.finfo(numbers.dtype).max))
     # A minimum and a maximum instead of abs(), which would copy the weights.

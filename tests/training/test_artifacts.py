@@ -405,6 +405,32 @@ def test_batch_norm_can_keep_its_statistics(training: bool) -> None:
     assert_gradients(results, gradients)
 
 
+def test_what_pytorchs_newer_exporter_has_merged_or_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Its numbers are no parameters, its transposed weights are; merged ones may be tied by intention."""
+    model = parsed(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        exported (float[N, 4] x) => (float[N, 4] y)
+        {
+            n = LayerNormalization(x, scale, bias)
+            h = MatMul(n, val_3)
+            s = Mul(h, val_12)
+            y = LayerNormalization(s, scale, shift)
+        }
+        """,
+        scale=np.ones(4, np.float32),
+        bias=np.zeros(4, np.float32),
+        shift=np.zeros(4, np.float32),
+        val_3=numbers(4, 4, seed=19),
+        val_12=np.array([0.5], np.float32),
+    )
+    with caplog.at_level(logging.WARNING, "ort_ops"):
+        made = build_artifacts(model, loss=LossType.MSELoss)
+    assert list(made.checkpoint.parameters) == ["scale", "bias", "shift", "val_3"]
+    (record,) = caplog.records
+    assert "several nodes read scale, whose elements are all equal" in record.getMessage()
+
+
 def test_equal_parameters_that_an_exporter_stores_once_are_trained_apart() -> None:
     """PyTorch's older exporter writes those of an untrained model so; a matrix that is shared is tied."""
     model = parsed(
