@@ -199,6 +199,7 @@ def build_artifacts(
     The optimizer model: see `optimizer.build_optimizer_model`.
 
     Raises:
+        LookupError: the model has no value that the loss is to be computed from.
         ValueError: the message says which argument or tensor, what is wrong and what to do: names that match
             nothing, a loss that is not a scalar, operators without a derivative (all of them), ...
         TypeError: an argument of a wrong kind.
@@ -268,7 +269,13 @@ def _add_loss(
             "generate_artifacts: the model must have an output for the loss to be computed from; it has none."
         )
     with onnxblock.base(forward) as accessor:
-        result = block(*(loss_input_names or own_outputs))
+        try:
+            result = block(*(loss_input_names or own_outputs))
+        except onnx.checker.ValidationError as error:
+            raise ValueError(
+                f"generate_artifacts: onnx's checker refuses the model with its loss: {error} Mend the model "
+                "or the loss block."
+            ) from error
         loss_name, *further = [result] if isinstance(result, str) else result
         returned = list(dict.fromkeys([*further, *additional_output_names]))
         outputs = [loss_name, *returned, *own_outputs]

@@ -1036,6 +1036,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "model must be an ONNX model; the ModelProto that was given has no graph",
     ),
+    "an unknown operator": (
+        lambda: build_artifacts(_with_operator("NoSuchOperator"), loss=LossType.CrossEntropyLoss),
+        ValueError,
+        "checker refuses the model with its loss: No Op registered for NoSuchOperator",
+    ),
     "no outputs": (
         lambda: build_artifacts(_without_outputs(), loss=LossType.CrossEntropyLoss),
         ValueError,
@@ -1077,6 +1082,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "no custom_op_library at 'nowhere.so'",
     ),
 }
+
+
+def _with_operator(op_type: str) -> onnx.ModelProto:
+    model = mlp()
+    model.graph.node[1].op_type = op_type
+    return model
 
 
 def _without_outputs() -> onnx.ModelProto:
