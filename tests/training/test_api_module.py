@@ -398,6 +398,10 @@ def test_refuses_arguments_of_another_kind() -> None:
         Module(ls.training_model(), "checkpoint")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="module must be a Module; got CheckpointState"):
         Optimizer(ls.optimizer_model(), ls.new_module().state)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="buffer must be an OrtValue or a NumPy array; got list"):
+        ls.new_module().copy_buffer_to_parameters([1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a list of names; got 'prediction'"):
+        ls.new_module().export_model_for_inferencing("unwritten.onnx", "prediction")
 
 
 def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def write_inference_model(
     `parameters` as initializers and without the inputs that it does not need, such as labels.
 
     A model beyond 2 GiB has its tensors in `<path>.data`. Raises ValueError for names that are no values of
-    the model.
+    the model, TypeError for a single one that is not in a list.
     """
     if isinstance(evaluation_model, (str, os.PathLike)):
         model = ir.load(existing_file(evaluation_model))
@@ -58,6 +58,8 @@ def write_inference_model(
 
 
 def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    if isinstance(names, str):
+        raise TypeError(f"graph_output_names must be a list of names; got {names!r}. Write [{names!r}].")
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         near = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []

@@ -173,10 +173,12 @@ class Module:
         """Set the parameters from one vector, laid out as `get_contiguous_parameters` does. A state from a
         nominal checkpoint is complete after this.
 
-        Raises ValueError for a vector of another size or type.
+        Raises ValueError for a vector of another size or type, TypeError for what is no vector.
         """
         tensors = self._flat_order(trainable_only)
         dtype = self._common_dtype(tensors)
+        if not isinstance(buffer, (np.ndarray, ort.OrtValue)):
+            raise TypeError(f"The buffer must be an OrtValue or a NumPy array; got {type(buffer).__name__}.")
         values = buffer if isinstance(buffer, np.ndarray) else to_numpy(buffer)
         size = self.get_parameters_size(trainable_only)
         if values.shape != (size,) or values.dtype != dtype:
@@ -198,7 +200,8 @@ class Module:
         """Write the part of the evaluation model that computes `graph_output_names`, which may be any values
         inside it, with the parameters of the moment as initializers.
 
-        Raises RuntimeError without an evaluation model, ValueError for a name that the model does not have.
+        Raises RuntimeError without an evaluation model, ValueError for a name that the model does not have,
+        TypeError for a single name that is not in a list.
         """
         if self._eval_model is None:
             raise RuntimeError(
