@@ -763,7 +763,7 @@ def test_initializers_among_the_inputs_are_parameters() -> None:
         (onnxblock.optim.AdamW(), {"_first_moment", "_second_moment"}),
         (onnxblock.optim.SGD(), set()),
     ],
-    ids=str,
+    ids=lambda value: "_".join(sorted(value)) if isinstance(value, set) else type(value).__name__,
 )
 def test_optimizers_are_built(optimizer: Any, state: set[str]) -> None:
     made = build_artifacts(mlp(), loss=LossType.CrossEntropyLoss, optimizer=optimizer)
