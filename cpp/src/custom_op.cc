@@ -134,16 +134,31 @@ bool Read(const OrtApi& api, const OrtKernelInfo* info, const char* name, std::s
   return true;
 }
 
-constexpr const char* kAttributeTypes[] = {"a float", "an integer", "a string"};  // in the order of AttributeValue
+bool Read(const OrtApi& api, const OrtKernelInfo* info, const char* name, std::vector<int64_t>* integers) {
+  size_t count = 0;
+  if (!Succeeded(api, api.KernelInfoGetAttributeArray_int64(info, name, nullptr, &count))) return false;
+  integers->resize(count);
+  return Succeeded(api, api.KernelInfoGetAttributeArray_int64(info, name, integers->data(), &count));
+}
+
+constexpr const char* kAttributeTypes[] = {"a float", "an integer", "a string", "a list of integers"};  // in the order of AttributeValue
+
+// What the runtime reads as a list of integers from an attribute of another type.
+bool IsEmptyList(const AttributeValue& value) {
+  const auto* list = std::get_if<std::vector<int64_t>>(&value);
+  return list != nullptr && list->empty();
+}
 
 // Leaves the default where the node lacks the attribute; one of another type is an error.
 OrtStatus* ReadAttributes(Kernel& kernel, const OrtKernelInfo* info) {
   for (const AttributeDescription& attribute : kernel.op.description.attributes) {
     AttributeValue value = attribute.default_value;
     const auto read = [&](auto& into) { return Read(kernel.api, info, attribute.name, &into); };
-    if (!std::visit(read, value)) {
-      for (AttributeValue other : {AttributeValue(0.0f), AttributeValue(int64_t{0}), AttributeValue(std::string())}) {
-        if (!std::visit(read, other)) continue;
+    const bool has_read = std::visit(read, value);
+    if (!has_read || IsEmptyList(value)) {
+      for (AttributeValue other : {AttributeValue(0.0f), AttributeValue(int64_t{0}), AttributeValue(std::string()),
+                                   AttributeValue(std::vector<int64_t>())}) {
+        if (other.index() == value.index() || !std::visit(read, other)) continue;
         return NodeError(kernel, ORT_INVALID_GRAPH,
                          std::string("the attribute ") + attribute.name + " must be " + kAttributeTypes[value.index()] +
                              "; got " + kAttributeTypes[other.index()]);

@@ -40,7 +40,7 @@ struct OutputSlot {
   int like;  // the input whose shape it has, or kOwnShape: then OpDescription::own_shape tells
 };
 
-using AttributeValue = std::variant<float, int64_t, std::string>;
+using AttributeValue = std::variant<float, int64_t, std::string, std::vector<int64_t>>;
 
 // An attribute of a node; the default's type is the attribute's.
 struct AttributeDescription {
@@ -57,6 +57,9 @@ struct Call {
   float Number(size_t attribute) const { return std::get<float>(attributes[attribute]); }
   int64_t Integer(size_t attribute) const { return std::get<int64_t>(attributes[attribute]); }
   const char* Text(size_t attribute) const { return std::get<std::string>(attributes[attribute]).c_str(); }
+  const std::vector<int64_t>& Integers(size_t attribute) const {
+    return std::get<std::vector<int64_t>>(attributes[attribute]);
+  }
 };
 
 struct OpDescription {

@@ -14,6 +14,7 @@ extern const OpDescription kAddLayerNormGrad;
 // All tensors are float.
 extern const OpDescription kAttention;
 extern const OpDescription kAttentionGrad;
+extern const OpDescription kBatchNormGrad;
 // Variable(0): the type of the labels.
 extern const OpDescription kCrossEntropy;
 extern const OpDescription kCrossEntropyGrad;
@@ -22,6 +23,8 @@ extern const OpDescription kEmbeddingGrad;
 // Variable(0): the type of all tensors.
 extern const OpDescription kGeluGrad;
 extern const OpDescription kReluGrad;
+// All tensors are float.
+extern const OpDescription kMaxPoolGrad;
 
 }  // namespace ort_ops
 

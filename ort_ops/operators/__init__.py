@@ -20,6 +20,7 @@ from ort_ops.operators.adamw import ADAMW, AdamW
 from ort_ops.operators.add_layer_norm import ADD_LAYER_NORM, AddLayerNorm
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD, AddLayerNormGrad
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
+from ort_ops.operators.batch_norm_grad import BATCH_NORM_GRAD, BatchNormGrad
 from ort_ops.operators.catalogue import OPERATORS, REFERENCE_OPS
 from ort_ops.operators.cross_entropy import (
     CROSS_ENTROPY,
@@ -31,6 +32,7 @@ from ort_ops.operators.embedding import embed_functions
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD, EmbeddingGrad
 from ort_ops.operators.gelu_grad import GELU_GRAD, GeluGrad
 from ort_ops.operators.inference import Inference
+from ort_ops.operators.max_pool_grad import MAX_POOL_GRAD, MaxPoolGrad
 from ort_ops.operators.operator import DOMAIN, MIN_OPSET, Attribute, Operator, Slot
 from ort_ops.operators.relu_grad import RELU_GRAD, ReluGrad
 
@@ -40,11 +42,13 @@ __all__ = [
     "ADD_LAYER_NORM_GRAD",
     "ATTENTION",
     "ATTENTION_GRAD",
+    "BATCH_NORM_GRAD",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_GRAD",
     "DOMAIN",
     "EMBEDDING_GRAD",
     "GELU_GRAD",
+    "MAX_POOL_GRAD",
     "MIN_OPSET",
     "OPERATORS",
     "REFERENCE_OPS",
@@ -53,10 +57,12 @@ __all__ = [
     "AddLayerNorm",
     "AddLayerNormGrad",
     "Attribute",
+    "BatchNormGrad",
     "CrossEntropy",
     "CrossEntropyGrad",
     "EmbeddingGrad",
     "GeluGrad",
+    "MaxPoolGrad",
     "Operator",
     "ReluGrad",
     "Slot",

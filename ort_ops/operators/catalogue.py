@@ -8,9 +8,11 @@ from ort_ops.operators.adamw import ADAMW
 from ort_ops.operators.add_layer_norm import ADD_LAYER_NORM
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
+from ort_ops.operators.batch_norm_grad import BATCH_NORM_GRAD
 from ort_ops.operators.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD
 from ort_ops.operators.gelu_grad import GELU_GRAD
+from ort_ops.operators.max_pool_grad import MAX_POOL_GRAD
 from ort_ops.operators.operator import Operator
 from ort_ops.operators.relu_grad import RELU_GRAD
 
@@ -20,10 +22,12 @@ OPERATORS: tuple[Operator, ...] = (
     ADD_LAYER_NORM_GRAD,
     ATTENTION,
     ATTENTION_GRAD,
+    BATCH_NORM_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
     EMBEDDING_GRAD,
     GELU_GRAD,
+    MAX_POOL_GRAD,
     RELU_GRAD,
 )
 """Every operator of the plugin."""

@@ -21,7 +21,7 @@ MIN_OPSET = 15
 
 DATA_TYPES = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 
-AttributeValue = float | int | str
+AttributeValue = float | int | str | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Operator:
 
     `body` writes the operator as a composition of standard operators, in ONNX's text format, for the set
     of inputs that are present and the values of the attributes. A text says what is computed, so each of its
-    values has a body of its own; a body reads a number by reference (`@epsilon`), so one serves all.
+    values has a body of its own; a body reads numbers by reference (`@epsilon`), so one serves all.
     `infer` is the operator's shape and type inference.
     """
 

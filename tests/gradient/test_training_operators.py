@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx.reference import ReferenceEvaluator
 from scipy.special import erf
 
@@ -123,6 +124,40 @@ def test_an_embedding_that_repeats_one_row_loses_nothing_on_many_threads(threads
         feeds = {"i": indices, "dy": dy, "w": weight}
         np.testing.assert_array_equal(run(training, threads, **feeds)["w_grad"], expected)
         np.testing.assert_array_equal(stock.run(["w_grad"], feeds)[0], expected)
+
+
+@pytest.mark.parametrize("attributes", ["", ", ceil_mode=1", ", pads=[1,0,0,1]", ", dilations=[2,1]"])
+def test_an_image_network_without_the_plugin(attributes: str) -> None:
+    """Batch normalization and pooling in one operator each, where that takes them; the same by their bodies, and
+    by PyTorch."""
+    model = parse(f"""g (float[3,4,9,10] x, float[4] s, float[4] b, float[4] m, float[4] v) => (float loss) {{
+        n, m1, v1 = BatchNormalization<training_mode=1>(x, s, b, m, v)
+        p = MaxPool<kernel_shape=[3,2], strides=[2,2]{attributes}>(n)
+        q = Mul(p, p)  r = Mul(q, p)  loss = ReduceSum<keepdims=0>(r) }}""")
+    training = build_gradient_model(model, ["x", "s", "b"])
+    kinds = [node.op_type for node in training.graph.node]
+    assert kinds.count("BatchNormGrad") == 1
+    assert kinds.count("MaxPoolGrad") == ("dilations" not in attributes)
+    feeds = {name: GENERATOR.standard_normal(4).astype(np.float32) for name in "sbmv"}
+    feeds = {"x": GENERATOR.standard_normal((3, 4, 9, 10)).astype(np.float32), **feeds}
+    stock = onnxruntime.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = ["x_grad", "s_grad", "b_grad"]
+    wide = {name: torch.tensor(feeds[name], dtype=torch.float64, requires_grad=True) for name in "xsb"}
+    normalised = torch.nn.functional.batch_norm(wide["x"], None, None, wide["s"], wide["b"], training=True)
+    padding = (0, 1, 1, 0) if "pads" in attributes else (0, 0, 0, 0)
+    pooled = torch.nn.functional.max_pool2d(
+        torch.nn.functional.pad(normalised, padding, value=-torch.inf),
+        (3, 2),
+        2,
+        dilation=(2, 1) if "dilations" in attributes else 1,
+        ceil_mode="ceil_mode" in attributes,
+    )
+    (pooled**3).sum().backward()
+    for results in (run(training, **feeds), dict(zip(names, stock.run(names, feeds), strict=True))):
+        for name in names:
+            expected = wide[name[0]].grad.numpy()
+            # some fifty roundings of the largest
+            np.testing.assert_allclose(results[name], expected, rtol=0, atol=5e-6 * np.abs(expected).max())
 
 
 HALF = """g ({kind}[2,3,8] x, {kind}[8,8] w, {kind}[8] b, {kind}[8] gamma) => (float loss) {{

@@ -211,6 +211,35 @@ def relu_grad(dtype: np.dtype | type) -> Case:
     )
 
 
+def batch_norm_grad(*shape: int) -> Case:
+    return Case(
+        "BatchNormGrad",
+        {"dy": normal(*shape), "x": normal(*shape), "scale": normal(shape[1])},
+        ("dx", "dscale", "dbias"),
+        {"epsilon": 1e-2},
+        2e-6,
+        refused=(
+            ({"x": normal(*shape[:-1], 1)}, "x must have the shape of dy, "),
+            ({"scale": normal(shape[1] + 1)}, f"scale must be [{shape[1]}], the channels of dy "),
+        ),
+        in_place=(("dx", "dy"), ("dx", "x")),
+    )
+
+
+def max_pool_grad(windows: tuple[int, int], **attributes: object) -> Case:
+    x = np.round(normal(5, 7, 20, 33) * 4) / 4  # with ties
+    return Case(
+        "MaxPoolGrad",
+        {"dy": normal(5, 7, *windows), "x": x},
+        ("dx",),
+        attributes,
+        refused=(
+            ({"x": normal(5, 7, 40, 66)}, "dy must be [5,7,"),
+            ({"x": normal(5, 6, 20, 33)}, "dy must be [5,6,"),
+        ),
+    )
+
+
 ATTENTION_CASES = {
     "": attention(False, "all", None),
     "joined causal": attention(True, "causal", None),
@@ -280,6 +309,9 @@ CASES = {
     "AddLayerNorm bfloat16": add_layer_norm(BFLOAT16, BFLOAT16, 2.0**-8),
     **{f"Attention {name}": forward for name, (forward, _) in ATTENTION_CASES.items()},
     **{f"AttentionGrad {name}": backward for name, (_, backward) in ATTENTION_CASES.items()},
+    "BatchNormGrad": batch_norm_grad(6, 5, 11, 37),
+    "BatchNormGrad without spatial axes": batch_norm_grad(40, 9),
+    "BatchNormGrad of one spatial axis": batch_norm_grad(6, 5, 2100),
     **{
         f"{case.operator} {dtype.__name__}": case
         for dtype, ignore_index in ((np.int64, -100), (np.int32, 5))
@@ -291,6 +323,12 @@ CASES = {
     "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
     "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),
     "GeluGrad tanh bfloat16": gelu_grad("tanh", BFLOAT16, 2.0**-8),
+    "MaxPoolGrad": max_pool_grad(
+        (10, 16), kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 0, 0], ceil_mode=0
+    ),
+    "MaxPoolGrad padded": max_pool_grad(
+        (21, 17), kernel_shape=[3, 3], strides=[1, 2], pads=[1, 1, 2, 1], ceil_mode=1
+    ),
     "ReluGrad": relu_grad(np.float32),
     "ReluGrad float16": relu_grad(np.float16),
     "ReluGrad bfloat16": relu_grad(BFLOAT16.type),
@@ -388,7 +426,7 @@ def test_an_output_bound_to_an_inputs_own_buffer(case: Case) -> None:
 
 @with_cases
 def test_an_attribute_of_the_wrong_type_or_value_is_refused_with_its_name(case: Case) -> None:
-    kinds = {float: "a float", int: "an integer", str: "a string"}
+    kinds = {float: "a float", int: "an integer", str: "a string", tuple: "a list of integers"}
     for attribute in case.described.attributes:
         wrong: object = 1.5 if isinstance(attribute.default, str) else "text"
         model = case.model()

@@ -264,9 +264,9 @@ def batch_normalization(c: Vjp) -> Grads:
     x = c.x(0)
     rank = c.rank(x)
     epsilon = c.float_attr("epsilon", 1e-5)
-    scale = _per_channel(c, c.x(1), rank)
     if c.int_attr("training_mode", 0):
-        return _trained_batch_norm(c, x, scale, rank, epsilon)
+        return _trained_batch_norm(c, x, rank, epsilon)
+    scale = _per_channel(c, c.x(1), rank)
     mean, variance = _per_channel(c, c.x(3), rank), _per_channel(c, c.x(4), rank)
     deviation = c.op("Sqrt", c.op("Add", variance, epsilon))
     xhat = c.op("Div", c.op("Sub", x, mean), deviation)
@@ -277,24 +277,39 @@ def batch_normalization(c: Vjp) -> Grads:
     return c.op("Mul", c.dy(), c.op("Div", scale, deviation)), dscale, dbias, dmean, dvariance
 
 
-def _trained_batch_norm(c: Vjp, x: ir.Value, scale: ir.Value, rank: int, epsilon: float) -> Grads:
+def _trained_batch_norm(c: Vjp, x: ir.Value, rank: int, epsilon: float) -> Grads:
     """Outputs 1 and 2 are running = running * momentum + batch * (1 - momentum), of mean and variance."""
-    axes = [0, *range(2, rank)]
-    deviation = _deviation(c, x, axes, epsilon)
-    centred = c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1))
-    xhat = c.op("Div", centred, deviation)
-    dx = _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes)
+    dx, dscale, dbias = _normalised_batch_gradient(c, x, rank, epsilon)
     momentum = c.float_attr("momentum", 0.9)
     dmean = dvariance = None
     if c.has_dy(1) or c.has_dy(2):
+        centred = c.op("Sub", x, c.op("ReduceMean", x, [0, *range(2, rank)], keepdims=1))
         dmean, dvariance = c.op("Mul", c.dy(1), momentum), c.op("Mul", c.dy(2), momentum)
         count = c.cast(c.op("Div", c.op("Size", x), c.op("Size", c.x(1))), c.dtype)
         share = c.op("Div", c.emit.scalar(1.0 - momentum, c.dtype), count)
         by_mean = _per_channel(c, c.op("Mul", c.cast(c.dy(1), c.dtype), share), rank)
         by_variance = _per_channel(c, c.op("Mul", c.cast(c.dy(2), c.dtype), c.op("Mul", share, 2.0)), rank)
         dx = c.op("Add", dx, c.op("Add", c.op("Mul", centred, by_variance), by_mean))
-    dscale, dbias = _affine_sums(c, xhat, rank)
     return dx, dscale, dbias, dmean, dvariance
+
+
+def _normalised_batch_gradient(c: Vjp, x: ir.Value, rank: int, epsilon: float) -> Grads:
+    """The gradients of x, scale and bias through output 0: one BatchNormGrad where all is float, else the
+    same formula in standard operators."""
+    if x.dtype == c.x(1).dtype == ir.DataType.FLOAT and rank >= 2:
+        operator = operators.BATCH_NORM_GRAD
+        dx, dscale, dbias = c.multi(
+            operator.name, c.dy(), x, c.x(1),
+            domain=operator.domain, version=operator.version, outputs=3, epsilon=epsilon,
+        )  # fmt: skip
+        dx.type, dscale.type, dbias.type = x.type, c.x(1).type, c.x(1).type
+        return dx, dscale, dbias
+    axes = [0, *range(2, rank)]
+    deviation = _deviation(c, x, axes, epsilon)
+    xhat = c.op("Div", c.op("Sub", x, c.op("ReduceMean", x, axes, keepdims=1)), deviation)
+    scale = _per_channel(c, c.x(1), rank)
+    dx = _standardised_gradient(c, c.op("Mul", c.dy(), scale), xhat, deviation, axes)
+    return dx, *_affine_sums(c, xhat, rank)
 
 
 @vjp("LpNormalization")
