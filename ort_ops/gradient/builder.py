@@ -82,6 +82,7 @@ def build_gradient_model(
         opsets.setdefault(domain, version)
     become_copies(graph)
     passes.keep_dropout(graph)
+    passes.fuse_add_layer_norm(ir_model)
     ir_model.ir_version = IR_VERSION
     return operators.embed_functions(ir.to_proto(ir_model))
 

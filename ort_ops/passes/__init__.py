@@ -13,8 +13,9 @@ One file per pass. `prepare` runs them in the order that they need each other:
 
 `fuse_cross_entropy` and `fuse_attention` come after them, because only differentiation gains by them and the
 second must know what gradients are wanted of; then `expand_functions`, when differentiation knows which nodes
-it has no rule for; `keep_dropout` follows differentiation, which gives masks their readers. Two passes are
-for who trains and runs models: `mixed_precision` comes before differentiation, `round_on_cpu` last of all.
+it has no rule for; `keep_dropout` and `fuse_add_layer_norm` follow differentiation, which gives masks, sums
+and statistics their readers. Two passes are for who trains and runs models: `mixed_precision` comes before
+differentiation, `round_on_cpu` last of all.
 
 `use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.
 
@@ -28,6 +29,7 @@ import onnx_ir as ir
 from ort_ops.passes.errors import PassError
 from ort_ops.passes.expand_functions import expand_functions
 from ort_ops.passes.fold_constants import fold_constants
+from ort_ops.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from ort_ops.passes.fuse_attention import fuse_attention
 from ort_ops.passes.fuse_cross_entropy import fuse_cross_entropy
 from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
@@ -44,6 +46,7 @@ __all__ = [
     "PassError",
     "expand_functions",
     "fold_constants",
+    "fuse_add_layer_norm",
     "fuse_attention",
     "fuse_cross_entropy",
     "fuse_layer_norm",
