@@ -1,11 +1,8 @@
-// MaxPoolGrad: its checks and its kernel, which compares and moves numbers window by window and so has no use for
-// vectors.
+// MaxPoolGrad: its checks and its kernel.
 //
-// Whoever has a plane (a channel of an instance) writes all of it, window by window: so additions where windows overlap
-// have a fixed order.
+// Whoever has a plane (a channel of an instance) writes all of it, one row of windows after the other: so additions
+// where windows overlap have a fixed order.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <memory>
 
 #include "elementwise.h"
@@ -31,40 +28,57 @@ struct Range {
   int64_t end;
 };
 
-// What a window sees of an axis of the input.
-Range Seen(const Problem& problem, int axis, int64_t index) {
-  const int64_t begin = index * problem.window.strides[axis] - problem.window.pads[axis];
-  return {std::max<int64_t>(0, begin), std::min(problem.size[axis], begin + problem.window.kernel[axis])};
+// Windows side by side that are searched together.
+constexpr int64_t kWindowsTogether = 256;
+
+// The windows of an axis, within `wanted`, whose element number `offset` is an element of the input.
+Range WindowsThatSee(const Problem& problem, int axis, int64_t offset, Range wanted) {
+  const int64_t stride = problem.window.strides[axis];
+  const int64_t shift = offset - problem.window.pads[axis];  // the element of window 0
+  const int64_t first = shift >= 0 ? 0 : (-shift + stride - 1) / stride;
+  const int64_t end = shift >= problem.size[axis] ? 0 : (problem.size[axis] - shift - 1) / stride + 1;
+  return {std::max(wanted.begin, first), std::min(wanted.end, end)};
 }
 
-// Where the maximum is, counted from x; -1 where the window sees nothing of the input.
-int64_t PlaceOfMaximum(const float* x, int64_t width, Range rows, Range cols) {
-  if (rows.begin >= rows.end || cols.begin >= cols.end) return -1;
-  float largest = -std::numeric_limits<float>::infinity();
-  int64_t place = rows.begin * width + cols.begin;
-  for (int64_t row = rows.begin; row < rows.end; ++row) {
-    for (int64_t col = cols.begin; col < cols.end; ++col) {
-      const float value = x[row * width + col];
-      const bool is_larger = value > largest || std::isnan(value);
-      largest = is_larger ? value : largest;
-      place = is_larger ? row * width + col : place;
+// Adds dy to the maxima of the windows `cols` of row number `row` of windows. Element by element of all windows, not
+// window by window: so that no branch depends on the values, where half of all guesses would be wrong.
+void AddToMaxima(const Problem& problem, const float* x, int64_t row, Range cols, const float* dy, float* dx) {
+  float largest[kWindowsTogether];
+  int64_t place[kWindowsTogether];
+  std::fill_n(largest, cols.end - cols.begin, 0.0f);
+  std::fill_n(place, cols.end - cols.begin, -1);
+  for (int64_t i = 0; i < problem.window.kernel[0]; ++i) {
+    const int64_t input_row = row * problem.window.strides[0] + i - problem.window.pads[0];
+    if (input_row < 0 || input_row >= problem.size[0]) continue;
+    for (int64_t j = 0; j < problem.window.kernel[1]; ++j) {
+      const Range seen = WindowsThatSee(problem, 1, j, cols);
+      const int64_t offset = input_row * problem.size[1] + j - problem.window.pads[1];
+      for (int64_t col = seen.begin; col < seen.end; ++col) {
+        const int64_t here = offset + col * problem.window.strides[1];
+        const float value = x[here];
+        float& most = largest[col - cols.begin];
+        int64_t& where = place[col - cols.begin];
+        const bool is_larger = (where < 0) | (value > most) | (value != value);
+        most = is_larger ? value : most;
+        where = is_larger ? here : where;
+      }
     }
   }
-  return place;
+  for (int64_t col = cols.begin; col < cols.end; ++col) {
+    if (place[col - cols.begin] >= 0) dx[place[col - cols.begin]] += dy[col];
+  }
 }
 
 void RunPlane(const Problem& problem, int64_t plane) {
-  const int64_t width = problem.size[1];
-  const int64_t elements = problem.size[0] * width;
+  const int64_t elements = problem.size[0] * problem.size[1];
   const float* x = problem.x + plane * elements;
   float* dx = problem.dx + plane * elements;
   const float* dy = problem.dy + plane * problem.windows[0] * problem.windows[1];
   std::fill_n(dx, elements, 0.0f);
-  for (int64_t i = 0; i < problem.windows[0]; ++i) {
-    const Range rows = Seen(problem, 0, i);
-    for (int64_t j = 0; j < problem.windows[1]; ++j) {
-      const int64_t place = PlaceOfMaximum(x, width, rows, Seen(problem, 1, j));
-      if (place >= 0) dx[place] += dy[i * problem.windows[1] + j];
+  for (int64_t row = 0; row < problem.windows[0]; ++row) {
+    for (int64_t col = 0; col < problem.windows[1]; col += kWindowsTogether) {
+      const Range cols = {col, std::min(problem.windows[1], col + kWindowsTogether)};
+      AddToMaxima(problem, x, row, cols, dy + row * problem.windows[1], dx);
     }
   }
 }
