@@ -18,8 +18,8 @@ from oracle import Inputs
 
 import ort_ops
 
-# onnxruntime-extensions imports PyTorch where it is installed, which takes seconds and changes nothing here.
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
+# onnxruntime-extensions imports both where they are installed, which takes seconds and changes nothing here.
+WITHOUT_TORCH_AND_TRANSFORMERS = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -77,7 +77,7 @@ def run_script(
     """Runs Python code in a process of its own, which a hang or a crash would not outlive."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + script, *arguments],
+        [sys.executable, "-c", WITHOUT_TORCH_AND_TRANSFORMERS + script, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
