@@ -191,7 +191,7 @@ def test_without_validation(files: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.onnx", "data.npz"], "there is no model file at 'nowhere.onnx'"),
+        (["nowhere.onnx", "data.npz"], "There is no model file at 'nowhere.onnx'"),
         (["forward.onnx", "nowhere.npz"], "There is no data at 'nowhere.npz'."),
         (["forward.onnx", "data.npz", "--loss", "mse"], "it lacks 'target' and has x, labels."),
         (["forward.onnx", "data.npz", "--freeze", "hiden*"], "'hiden*', which matches no tensor"),

@@ -47,7 +47,7 @@ def test_python_that_decides_by_a_value_is_named_with_its_line() -> None:
 def test_an_operator_without_a_form_in_onnx_is_named_with_its_line() -> None:
     module = Calls(lambda module, x: torch.linalg.eigh(x.T @ x)[0] + module.linear(x))
     with pytest.raises(
-        ExportError, match=r"no form for aten\._linalg_eigh\.default \(.*test_errors\.py.*; use"
+        ExportError, match=r"no form for aten\._linalg_eigh\.default \(.*test_export_errors\.py.*; use"
     ):
         forward_model_from_torch(module, torch.ones(2, 3))
 

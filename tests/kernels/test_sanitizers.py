@@ -29,7 +29,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("sanitizers")
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     # Without CUDA: nvcc's host code is not what is tested here.
@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def test_kernels_run_clean(library: Path) -> None:
+def test_kernels_run_clean(sanitized: Path) -> None:
     here = Path(__file__)
     tests = [file for file in sorted(here.parent.glob("test_*.py")) if file != here]
     output = run(
@@ -67,13 +67,13 @@ def test_kernels_run_clean(library: Path) -> None:
         "no:cacheprovider",
         *tests,
         "--library",
-        library,
+        sanitized,
         **environment(),
     )
     assert " passed" in output and "skipped" not in output
 
 
-def test_the_sanitizer_would_see_a_stray_read(library: Path) -> None:
+def test_the_sanitizer_would_see_a_stray_read(sanitized: Path) -> None:
     # An input one element shorter than its shape says.
     script = """
 import sys
@@ -92,7 +92,7 @@ _, executor = library._planned(tensors)
 library._compute(None, 0, executor, None)
 """
     completed = subprocess.run(
-        [sys.executable, "-c", script, str(library)],
+        [sys.executable, "-c", script, str(sanitized)],
         cwd=ROOT,
         env={**os.environ, **environment()},
         text=True,
