@@ -19,6 +19,13 @@ from ort_ops.gradient import GradientError, build_gradient_model
 from ort_ops.operators import REFERENCE_OPS
 
 GENERATOR = np.random.default_rng(7)
+_FIRST_STATE = GENERATOR.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def generator_begins_anew() -> None:
+    """A test's numbers do not depend on which tests ran before it."""
+    GENERATOR.bit_generator.state = _FIRST_STATE
 
 
 def parse(text: str, opset: int = 18) -> onnx.ModelProto:
