@@ -264,7 +264,8 @@ ATTENTION = Operator(
 ATTENTION_GRAD = Operator(
     name="ScaledDotProductAttentionGrad",
     doc=(
-        "Backward pass of Attention, without a gradient of the mask. With p = exp(scores - log_sum_exp): "
+        "Backward pass of ScaledDotProductAttention, without a gradient of the mask. "
+        "With p = exp(scores - log_sum_exp): "
         "dscores = p * (dy value^T - sum(dy * y)), dquery = scale * dscores key, "
         "dkey = scale * dscores^T query, dvalue = p^T dy."
     ),

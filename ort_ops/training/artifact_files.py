@@ -7,14 +7,13 @@ import dataclasses
 import io
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
 
 from ort_ops.training.checkpoint import Checkpoint, save_checkpoint
+from ort_ops.training.whole_files import whole_files
 
 _LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol buffers end here."""
@@ -41,9 +40,7 @@ def write_artifacts(
         )
     for name, model in models.items():
         _check_size(name, model)
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-artifacts-", dir=folder))
-    try:
+    with whole_files(folder) as unfinished:
         for name, model in models.items():
             file = unfinished / f"{prefix}{name}.onnx"
             onnx.save(model, file)
@@ -53,10 +50,6 @@ def write_artifacts(
         if nominal_checkpoint:
             nominal = dataclasses.replace(checkpoint, nominal=True)
             save_checkpoint(unfinished / f"{prefix}nominal_checkpoint", nominal)
-        for file in sorted(unfinished.iterdir()):
-            os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(unfinished)
 
 
 def _check_size(name: str, model: onnx.ModelProto) -> None:

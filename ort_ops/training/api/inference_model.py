@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPa
 
 from ort_ops import passes
 from ort_ops.training.model_file import Model, existing_file, read_model
+from ort_ops.training.whole_files import whole_files
 
 _LARGEST_MESSAGE_BYTES = 2**31 - 1
 """Protocol buffers end here; a larger model keeps its tensors in a file of their own."""
@@ -70,16 +69,10 @@ def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Write in a folder beside `path` and move from there, so that what is at `path` is always whole."""
+    """Write so that what is at `path` is always whole."""
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".export-", dir=path.parent))
-    try:
+    with whole_files(path.parent) as unfinished:
         if size > _LARGEST_MESSAGE_BYTES:
             ir.save(model, unfinished / path.name, external_data=path.name + EXTERNAL_DATA_SUFFIX)
         else:
             ir.save(ir.external_data.load_to_model(model), unfinished / path.name)
-        for file in sorted(unfinished.iterdir(), reverse=True):  # the data before the model that needs it
-            os.replace(file, path.parent / file.name)
-    finally:
-        shutil.rmtree(unfinished)
