@@ -1,0 +1,185 @@
+// The pieces of a fast matrix product C = A * B, compiled once for each instruction set: B, and A where its rows do not lie
+// along memory, are copied into panels that the processor reads from front to back, and a tile of C is held in
+// registers while it runs along them. (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.)
+
+// A per-target include guard, as Highway asks for.
+#if defined(ORT_OPS_MATRIX_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ORT_OPS_MATRIX_PRODUCT_INL_H_
+#undef ORT_OPS_MATRIX_PRODUCT_INL_H_
+#else
+#define ORT_OPS_MATRIX_PRODUCT_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "elements-inl.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "matrix_product.h"
+
+// Once for all instruction sets.
+#ifndef ORT_OPS_MATRIX_PRODUCT_TILE_
+#define ORT_OPS_MATRIX_PRODUCT_TILE_
+namespace ort_ops {
+
+constexpr int64_t kTileRows = 6;
+
+// A panel of B of this depth, 16 KiB with AVX2, stays in the first cache while the tiles above one another use it.
+constexpr int64_t kPanelDepth = 256;
+
+}  // namespace ort_ops
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace ort_ops {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kTileVectors = 2;
+constexpr int64_t kTileColumns = kTileVectors * kLanes;
+
+// ---------------------------------------------------------------- panels
+
+using D4 = hn::FixedTag<float, 4>;
+using V4 = hn::Vec<D4>;
+
+HWY_INLINE void Transpose4(V4& r0, V4& r1, V4& r2, V4& r3) {
+  const hn::Repartition<double, D4> wide;
+  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(D4(), r0, r1));
+  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(D4(), r2, r3));
+  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(D4(), r0, r1));
+  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(D4(), r2, r3));
+  r0 = hn::BitCast(D4(), hn::InterleaveLower(wide, low01, low23));
+  r1 = hn::BitCast(D4(), hn::InterleaveUpper(wide, low01, low23));
+  r2 = hn::BitCast(D4(), hn::InterleaveLower(wide, high01, high23));
+  r3 = hn::BitCast(D4(), hn::InterleaveUpper(wide, high01, high23));
+}
+
+// The first floor(depth / 4) * 4 columns of four rows, turned: column k to panel[k * kWidth].
+template <int64_t kWidth>
+HWY_INLINE void TurnFourRows(const float* rows, int64_t row, int64_t depth, float* panel) {
+  for (int64_t k = 0; k + 4 <= depth; k += 4) {
+    V4 r0 = hn::LoadU(D4(), rows + k);
+    V4 r1 = hn::LoadU(D4(), rows + row + k);
+    V4 r2 = hn::LoadU(D4(), rows + 2 * row + k);
+    V4 r3 = hn::LoadU(D4(), rows + 3 * row + k);
+    Transpose4(r0, r1, r2, r3);
+    hn::StoreU(r0, D4(), panel + k * kWidth);
+    hn::StoreU(r1, D4(), panel + (k + 1) * kWidth);
+    hn::StoreU(r2, D4(), panel + (k + 2) * kWidth);
+    hn::StoreU(r3, D4(), panel + (k + 3) * kWidth);
+  }
+}
+
+// A whole panel out of kWidth rows that lie along memory.
+template <int64_t kWidth>
+HWY_INLINE void TurnRows(const float* rows, int64_t row, int64_t depth, float* panel) {
+  constexpr int64_t kFours = kWidth / 4 * 4;
+  for (int64_t r = 0; r < kFours; r += 4) TurnFourRows<kWidth>(rows + r * row, row, depth, panel + r);
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t r = k < depth / 4 * 4 ? kFours : 0; r < kWidth; ++r) panel[k * kWidth + r] = rows[r * row + k];
+  }
+}
+
+// Panels of kWidth rows of `matrix`, [row / kWidth][depth][row % kWidth]; zeros where the last one has no rows.
+template <int64_t kWidth>
+HWY_INLINE void PackPanels(StridedMatrix matrix, int64_t rows, int64_t depth, float* HWY_RESTRICT panels) {
+  const int64_t whole = rows / kWidth * kWidth;
+  if (matrix.row == 1) {
+    // Column by column: the lines that a column shares with the next panels' are read once.
+    for (int64_t k = 0; k < depth; ++k) {
+      const float* from = matrix.data + k * matrix.column;
+      for (int64_t i = 0; i < whole; i += kWidth) {
+        std::memcpy(panels + i * depth + k * kWidth, from + i, kWidth * sizeof(float));
+      }
+    }
+  } else if (matrix.column == 1) {
+    for (int64_t i = 0; i < whole; i += kWidth) {
+      TurnRows<kWidth>(matrix.data + i * matrix.row, matrix.row, depth, panels + i * depth);
+    }
+  } else {
+    for (int64_t i = 0; i < whole; ++i) {
+      float* to = panels + i / kWidth * kWidth * depth + i % kWidth;
+      for (int64_t k = 0; k < depth; ++k) to[k * kWidth] = matrix.data[i * matrix.row + k * matrix.column];
+    }
+  }
+  if (whole == rows) return;
+  float* last = panels + whole * depth;
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t r = 0; r < kWidth; ++r) {
+      last[k * kWidth + r] = whole + r < rows ? matrix.data[(whole + r) * matrix.row + k * matrix.column] : 0.0f;
+    }
+  }
+}
+
+HWY_INLINE StridedMatrix Transposed(StridedMatrix matrix) { return {matrix.data, matrix.column, matrix.row}; }
+
+HWY_INLINE StridedMatrix Part(StridedMatrix matrix, int64_t row, int64_t column) {
+  return {matrix.data + row * matrix.row + column * matrix.column, matrix.row, matrix.column};
+}
+
+// ---------------------------------------------------------------- tiles
+
+// kRows rows of A times one panel of B, to or onto C. kPacked: A is a panel. `columns` of the panel are C's.
+template <int kRows, bool kPacked>
+HWY_INLINE void Tile(int64_t depth, StridedMatrix a, const float* HWY_RESTRICT panel, float* HWY_RESTRICT c,
+                     int64_t c_row, int64_t columns, bool accumulate) {
+  const D d;
+  V sums[kRows][kTileVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kTileVectors; ++v) sums[r][v] = hn::Zero(d);
+    hwy::Prefetch(c + r * c_row);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    V right[kTileVectors];
+    for (int v = 0; v < kTileVectors; ++v) right[v] = hn::LoadU(d, panel + k * kTileColumns + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const V left = hn::Set(d, kPacked ? a.data[k * kTileRows + r] : a.data[r * a.row + k]);
+      for (int v = 0; v < kTileVectors; ++v) sums[r][v] = hn::MulAdd(left, right[v], sums[r][v]);
+    }
+  }
+  if (columns == kTileColumns) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVectors; ++v) {
+        float* to = c + r * c_row + v * kLanes;
+        hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, to), sums[r][v]) : sums[r][v], d, to);
+      }
+    }
+    return;
+  }
+  for (int r = 0; r < kRows; ++r) {
+    float row[kTileColumns];
+    for (int v = 0; v < kTileVectors; ++v) hn::StoreU(sums[r][v], d, row + v * kLanes);
+    float* to = c + r * c_row;
+    for (int64_t j = 0; j < columns; ++j) to[j] = accumulate ? to[j] + row[j] : row[j];
+  }
+}
+
+// Rows of A times panels of B, to or onto `rows` x `columns` of C. kPacked: A is panels of kTileRows rows; otherwise its
+// rows lie along memory. depth is at most kPanelDepth where speed counts.
+template <bool kPacked>
+HWY_INLINE void MultiplyPanels(int64_t rows, int64_t columns, int64_t depth, StridedMatrix a, const float* panels,
+                               float* c, int64_t c_row, bool accumulate) {
+  for (int64_t j = 0; j < columns; j += kTileColumns) {
+    const float* panel = panels + j * depth;
+    const int64_t width = std::min(kTileColumns, columns - j);
+    int64_t i = 0;
+    const auto tile = [&](auto run, int64_t count) {
+      const StridedMatrix left = kPacked
+          ? StridedMatrix{a.data + i / kTileRows * kTileRows * depth + i % kTileRows, 1, kTileRows}
+          : StridedMatrix{a.data + i * a.row, a.row, 1};
+      run(depth, left, panel, c + i * c_row + j, c_row, width, accumulate);
+      i += count;
+    };
+    while (i + 6 <= rows) tile(Tile<6, kPacked>, 6);
+    while (i + 2 <= rows) tile(Tile<2, kPacked>, 2);
+    if (i < rows) tile(Tile<1, kPacked>, 1);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ort_ops
+HWY_AFTER_NAMESPACE();
+
+#endif  // ORT_OPS_MATRIX_PRODUCT_INL_H_

@@ -1,0 +1,39 @@
+// Products of float matrices, for the operators whose work they are.
+#ifndef ORT_OPS_MATRIX_PRODUCT_H_
+#define ORT_OPS_MATRIX_PRODUCT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "executor.h"
+
+namespace ort_ops {
+
+// Element (i, j) is at data[i * row + j * column]. One of the strides should be 1: other matrices are read one element at a
+// time.
+struct StridedMatrix {
+  const float* data;
+  int64_t row;
+  int64_t column;
+};
+
+// C = A * B with A [rows, depth], B [depth, columns] and C [rows, columns], whose rows lie behind one another.
+struct MatrixProduct {
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+  StridedMatrix a;
+  StridedMatrix b;
+  float* c;
+};
+
+// What Multiply needs; at most 4 MiB. A multiple of a cache line.
+size_t MultiplyWorkspaceBytes(const MatrixProduct& product);
+
+// The order in which products are summed depends on `depth` alone, and so the bits do not on the number of threads. The
+// instruction set is chosen inside.
+OrtOpsStatus Multiply(const MatrixProduct& product, void* workspace, const OrtOpsParallelFor* parallel_for);
+
+}  // namespace ort_ops
+
+#endif  // ORT_OPS_MATRIX_PRODUCT_H_
