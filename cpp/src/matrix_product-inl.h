@@ -41,34 +41,50 @@ constexpr int64_t kTileColumns = kTileVectors * kLanes;
 
 // ---------------------------------------------------------------- panels
 
-using D4 = hn::FixedTag<float, 4>;
-using V4 = hn::Vec<D4>;
+// Vectors of one or two blocks of four.
+using DTurn = hn::CappedTag<float, 8>;
+using VTurn = hn::Vec<DTurn>;
+constexpr int64_t kTurnLanes = static_cast<int64_t>(hn::MaxLanes(DTurn()));
 
-HWY_INLINE void Transpose4(V4& r0, V4& r1, V4& r2, V4& r3) {
-  const hn::Repartition<double, D4> wide;
-  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(D4(), r0, r1));
-  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(D4(), r2, r3));
-  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(D4(), r0, r1));
-  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(D4(), r2, r3));
-  r0 = hn::BitCast(D4(), hn::InterleaveLower(wide, low01, low23));
-  r1 = hn::BitCast(D4(), hn::InterleaveUpper(wide, low01, low23));
-  r2 = hn::BitCast(D4(), hn::InterleaveLower(wide, high01, high23));
-  r3 = hn::BitCast(D4(), hn::InterleaveUpper(wide, high01, high23));
+// Turns each block of four rows by four columns.
+HWY_INLINE void TurnBlocks(VTurn& r0, VTurn& r1, VTurn& r2, VTurn& r3) {
+  const DTurn d;
+  const hn::Repartition<double, DTurn> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+  r0 = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
+  r1 = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
+  r2 = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
+  r3 = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
 }
 
-// The first floor(depth / 4) * 4 columns of four rows, turned: column k to panel[k * kWidth].
+// The vector's blocks, one to `to` and one to four rows of a panel behind it.
+template <int64_t kWidth>
+HWY_INLINE void StoreBlocks(VTurn v, float* to) {
+  if constexpr (kTurnLanes == 8) {
+    const hn::Half<DTurn> half;
+    hn::StoreU(hn::LowerHalf(half, v), half, to);
+    hn::StoreU(hn::UpperHalf(half, v), half, to + 4 * kWidth);
+  } else {
+    hn::StoreU(v, DTurn(), to);
+  }
+}
+
+// The whole vectors of four rows, turned: column k to panel[k * kWidth].
 template <int64_t kWidth>
 HWY_INLINE void TurnFourRows(const float* rows, int64_t row, int64_t depth, float* panel) {
-  for (int64_t k = 0; k + 4 <= depth; k += 4) {
-    V4 r0 = hn::LoadU(D4(), rows + k);
-    V4 r1 = hn::LoadU(D4(), rows + row + k);
-    V4 r2 = hn::LoadU(D4(), rows + 2 * row + k);
-    V4 r3 = hn::LoadU(D4(), rows + 3 * row + k);
-    Transpose4(r0, r1, r2, r3);
-    hn::StoreU(r0, D4(), panel + k * kWidth);
-    hn::StoreU(r1, D4(), panel + (k + 1) * kWidth);
-    hn::StoreU(r2, D4(), panel + (k + 2) * kWidth);
-    hn::StoreU(r3, D4(), panel + (k + 3) * kWidth);
+  for (int64_t k = 0; k + kTurnLanes <= depth; k += kTurnLanes) {
+    VTurn r0 = hn::LoadU(DTurn(), rows + k);
+    VTurn r1 = hn::LoadU(DTurn(), rows + row + k);
+    VTurn r2 = hn::LoadU(DTurn(), rows + 2 * row + k);
+    VTurn r3 = hn::LoadU(DTurn(), rows + 3 * row + k);
+    TurnBlocks(r0, r1, r2, r3);
+    StoreBlocks<kWidth>(r0, panel + k * kWidth);
+    StoreBlocks<kWidth>(r1, panel + (k + 1) * kWidth);
+    StoreBlocks<kWidth>(r2, panel + (k + 2) * kWidth);
+    StoreBlocks<kWidth>(r3, panel + (k + 3) * kWidth);
   }
 }
 
@@ -77,8 +93,9 @@ template <int64_t kWidth>
 HWY_INLINE void TurnRows(const float* rows, int64_t row, int64_t depth, float* panel) {
   constexpr int64_t kFours = kWidth / 4 * 4;
   for (int64_t r = 0; r < kFours; r += 4) TurnFourRows<kWidth>(rows + r * row, row, depth, panel + r);
+  const int64_t turned = depth / kTurnLanes * kTurnLanes;
   for (int64_t k = 0; k < depth; ++k) {
-    for (int64_t r = k < depth / 4 * 4 ? kFours : 0; r < kWidth; ++r) panel[k * kWidth + r] = rows[r * row + k];
+    for (int64_t r = k < turned ? kFours : 0; r < kWidth; ++r) panel[k * kWidth + r] = rows[r * row + k];
   }
 }
 
@@ -121,10 +138,18 @@ HWY_INLINE StridedMatrix Part(StridedMatrix matrix, int64_t row, int64_t column)
 
 // ---------------------------------------------------------------- tiles
 
-// kRows rows of A times one panel of B, to or onto C. kPacked: A is a panel. `columns` of the panel are C's.
+// What is added to a tile of C: C itself, or a bias whose `row` is 0; `data` is null for nothing.
+struct Addend {
+  const float* data;
+  int64_t row;
+
+  HWY_INLINE Addend At(int64_t i, int64_t j) const { return data == nullptr ? *this : Addend{data + i * row + j, row}; }
+};
+
+// C = kRows rows of A times one panel of B, plus the addend. kPacked: A is a panel. `columns` of the panel are C's.
 template <int kRows, bool kPacked>
-HWY_INLINE void Tile(int64_t depth, StridedMatrix a, const float* HWY_RESTRICT panel, float* HWY_RESTRICT c,
-                     int64_t c_row, int64_t columns, bool accumulate) {
+HWY_INLINE void Tile(int64_t depth, StridedMatrix a, const float* HWY_RESTRICT panel, Addend addend, float* c,
+                     int64_t c_row, int64_t columns) {
   const D d;
   V sums[kRows][kTileVectors];
   for (int r = 0; r < kRows; ++r) {
@@ -142,8 +167,9 @@ HWY_INLINE void Tile(int64_t depth, StridedMatrix a, const float* HWY_RESTRICT p
   if (columns == kTileColumns) {
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kTileVectors; ++v) {
-        float* to = c + r * c_row + v * kLanes;
-        hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, to), sums[r][v]) : sums[r][v], d, to);
+        const int64_t j = v * kLanes;
+        if (addend.data != nullptr) sums[r][v] = hn::Add(hn::LoadU(d, addend.data + r * addend.row + j), sums[r][v]);
+        hn::StoreU(sums[r][v], d, c + r * c_row + j);
       }
     }
     return;
@@ -151,16 +177,17 @@ HWY_INLINE void Tile(int64_t depth, StridedMatrix a, const float* HWY_RESTRICT p
   for (int r = 0; r < kRows; ++r) {
     float row[kTileColumns];
     for (int v = 0; v < kTileVectors; ++v) hn::StoreU(sums[r][v], d, row + v * kLanes);
-    float* to = c + r * c_row;
-    for (int64_t j = 0; j < columns; ++j) to[j] = accumulate ? to[j] + row[j] : row[j];
+    for (int64_t j = 0; j < columns; ++j) {
+      c[r * c_row + j] = addend.data == nullptr ? row[j] : addend.data[r * addend.row + j] + row[j];
+    }
   }
 }
 
-// Rows of A times panels of B, to or onto `rows` x `columns` of C. kPacked: A is panels of kTileRows rows; otherwise its
-// rows lie along memory. depth is at most kPanelDepth where speed counts.
+// `rows` x `columns` of C = rows of A times panels of B, plus the addend. kPacked: A is panels of kTileRows rows; otherwise
+// its rows lie along memory. depth is at most kPanelDepth where speed counts.
 template <bool kPacked>
 HWY_INLINE void MultiplyPanels(int64_t rows, int64_t columns, int64_t depth, StridedMatrix a, const float* panels,
-                               float* c, int64_t c_row, bool accumulate) {
+                               Addend addend, float* c, int64_t c_row) {
   for (int64_t j = 0; j < columns; j += kTileColumns) {
     const float* panel = panels + j * depth;
     const int64_t width = std::min(kTileColumns, columns - j);
@@ -169,7 +196,7 @@ HWY_INLINE void MultiplyPanels(int64_t rows, int64_t columns, int64_t depth, Str
       const StridedMatrix left = kPacked
           ? StridedMatrix{a.data + i / kTileRows * kTileRows * depth + i % kTileRows, 1, kTileRows}
           : StridedMatrix{a.data + i * a.row, a.row, 1};
-      run(depth, left, panel, c + i * c_row + j, c_row, width, accumulate);
+      run(depth, left, panel, addend.At(i, j), c + i * c_row + j, c_row, width);
       i += count;
     };
     while (i + 6 <= rows) tile(Tile<6, kPacked>, 6);

@@ -17,7 +17,7 @@ namespace ort_ops {
 struct ProductBlock {
   MatrixProduct product;  // of that part
   int64_t c_row;
-  bool accumulate;
+  bool is_first;  // of those that share their part of C
   float* packed_b;
 };
 
@@ -61,12 +61,12 @@ void MultiplyRows(const ProductBlock& block, int64_t begin, int64_t end) {
     const int64_t depth = std::min(kPanelDepth, product.depth - k);
     const StridedMatrix a = Part(product.a, i, k);
     const float* panels = block.packed_b + k * padded;
-    const bool accumulate = block.accumulate || k != 0;
+    const Addend addend = block.is_first && k == 0 ? Addend{product.bias, 0} : Addend{c, block.c_row};
     if (a.column == 1) {
-      MultiplyPanels<false>(rows, product.columns, depth, a, panels, c, block.c_row, accumulate);
+      MultiplyPanels<false>(rows, product.columns, depth, a, panels, addend, c, block.c_row);
     } else {
       PackPanels<kTileRows>(a, rows, depth, packed_a);
-      MultiplyPanels<true>(rows, product.columns, depth, {packed_a, 1, kTileRows}, panels, c, block.c_row, accumulate);
+      MultiplyPanels<true>(rows, product.columns, depth, {packed_a, 1, kTileRows}, panels, addend, c, block.c_row);
     }
   }
 }
@@ -96,6 +96,17 @@ OrtOpsStatus RunBlock(const ProductBlock& block, const OrtOpsParallelFor* parall
   });
 }
 
+void FillWithBias(const MatrixProduct& product) {
+  for (int64_t i = 0; i < product.rows; ++i) {
+    float* row = product.c + i * product.columns;
+    if (product.bias == nullptr) {
+      std::fill_n(row, product.columns, 0.0f);
+    } else {
+      std::copy_n(product.bias, product.columns, row);
+    }
+  }
+}
+
 }  // namespace
 
 size_t MultiplyWorkspaceBytes(const MatrixProduct& product) {
@@ -104,7 +115,7 @@ size_t MultiplyWorkspaceBytes(const MatrixProduct& product) {
 }
 
 OrtOpsStatus Multiply(const MatrixProduct& product, void* workspace, const OrtOpsParallelFor* parallel_for) {
-  if (product.depth == 0) std::fill_n(product.c, product.rows * product.columns, 0.0f);
+  if (product.depth == 0) FillWithBias(product);
   for (int64_t j = 0; j < product.columns; j += kBlockColumns) {
     const int64_t columns = std::min(kBlockColumns, product.columns - j);
     for (int64_t k = 0; k < product.depth; k += kBlockDepth) {
@@ -112,8 +123,9 @@ OrtOpsStatus Multiply(const MatrixProduct& product, void* workspace, const OrtOp
       const StridedMatrix a = {product.a.data + k * product.a.column, product.a.row, product.a.column};
       const StridedMatrix b = {product.b.data + k * product.b.row + j * product.b.column, product.b.row,
                                product.b.column};
-      const ProductBlock block = {{product.rows, columns, depth, a, b, product.c + j},
-                                  product.columns, k != 0, static_cast<float*>(workspace)};
+      const float* bias = product.bias == nullptr ? nullptr : product.bias + j;
+      const ProductBlock block = {{product.rows, columns, depth, a, b, bias, product.c + j},
+                                  product.columns, k == 0, static_cast<float*>(workspace)};
       if (const OrtOpsStatus status = RunBlock(block, parallel_for)) return status;
     }
   }

@@ -17,13 +17,15 @@ struct StridedMatrix {
   int64_t column;
 };
 
-// C = A * B with A [rows, depth], B [depth, columns] and C [rows, columns], whose rows lie behind one another.
+// C = A * B + bias with A [rows, depth], B [depth, columns], bias [columns] for every row, or null, and C
+// [rows, columns], whose rows lie behind one another.
 struct MatrixProduct {
   int64_t rows;
   int64_t columns;
   int64_t depth;
   StridedMatrix a;
   StridedMatrix b;
+  const float* bias;
   float* c;
 };
 
