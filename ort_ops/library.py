@@ -78,6 +78,13 @@ def load_library() -> ctypes.CDLL:
     return library
 
 
+def cuda_operators() -> frozenset[str]:
+    """The names of the operators that have kernels for CUDA; none in a library built without CUDA."""
+    library = load_library()
+    library.ort_ops_cuda_operators.restype = ctypes.c_char_p
+    return frozenset(filter(None, library.ort_ops_cuda_operators().decode().split(",")))
+
+
 def register(session_options: onnxruntime.SessionOptions) -> None:
     """Makes sessions with these options run the operators of ort_ops and of onnxruntime-extensions.
 
@@ -265,7 +272,7 @@ def _describe_cuda(library: ctypes.CDLL) -> dict[str, str]:
     else:
         device = f"none can be used: {library.ort_ops_last_error().decode()}"
     return {
-        "operators on CUDA": "AddLayerNormGrad",
+        "operators on CUDA": ", ".join(sorted(cuda_operators())),
         "CUDA architectures": architectures,
         "CUDA device": device,
     }

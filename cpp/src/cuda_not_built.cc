@@ -1,6 +1,5 @@
 // The CUDA part of the C interface in a library that was built without CUDA.
 #include "last_error.h"
-#include "ort_ops/add_layer_norm_grad.h"
 
 namespace {
 
@@ -16,16 +15,6 @@ extern "C" const char* ort_ops_cuda_architectures(void) { return ""; }
 
 extern "C" OrtOpsStatus ort_ops_cuda_device(char*, size_t) { return NotBuilt(); }
 
-extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
-    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*,
-    const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*, const OrtOpsTensor*,
-    size_t*, OrtOpsAddLayerNormGradCudaExecutor**) {
-  return NotBuilt();
-}
+extern "C" OrtOpsStatus ort_ops_plan_on_cuda(OrtOpsExecutor*, size_t*) { return NotBuilt(); }
 
-extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void*, size_t,
-                                                         const OrtOpsAddLayerNormGradCudaExecutor*, void*) {
-  return NotBuilt();
-}
-
-extern "C" void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor*) {}
+extern "C" OrtOpsStatus ort_ops_run_on_cuda(void*, size_t, const OrtOpsExecutor*, void*) { return NotBuilt(); }

@@ -262,6 +262,13 @@ OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status) {
   return NodeError(kernel, callers_fault ? ORT_INVALID_ARGUMENT : ORT_RUNTIME_EXCEPTION, ort_ops_last_error());
 }
 
+OrtStatus* PlanCall(const Kernel& kernel, const Call& call, size_t* workspace_bytes, ExecutorPtr& executor) {
+  OrtOpsExecutor* made = nullptr;
+  const OrtOpsStatus status = kernel.op.description.plan(call, workspace_bytes, &made);
+  executor.reset(made);
+  return ToOrtStatus(kernel, status);
+}
+
 Op::Op(const OpDescription& its_description, const Provider& its_provider,
        std::vector<ONNXTensorElementDataType> its_types, bool infers_shapes)
     : OrtCustomOp{}, description(its_description), provider(its_provider), types(std::move(its_types)) {

@@ -1,5 +1,5 @@
 // An operator as ONNX Runtime sees it. What differs from operator to operator is data, an OpDescription; what all
-// have in common is in custom_op.cc, and how a node runs on the CPU in custom_op_cpu.cc.
+// have in common is in custom_op.cc, and how a node runs in custom_op_cpu.cc and custom_op_cuda.cc.
 #ifndef ORT_OPS_CUSTOM_OP_H_
 #define ORT_OPS_CUSTOM_OP_H_
 
@@ -82,7 +82,9 @@ struct Provider {
   OrtStatus* (*run)(const Kernel& kernel, OrtKernelContext* context, const Call& call);
 };
 
-extern const Provider kCpuProvider;  // runs any operator by its description's `plan`
+// Each runs any operator by its description's `plan`.
+extern const Provider kCpuProvider;
+extern const Provider kCudaProvider;  // not in a library built without CUDA; for operators with CUDA kernels (executor.h)
 
 // The kernel of an operator for one provider and one choice of types. Without `infers_shapes` the runtime knows the
 // outputs' types but not their shapes, and so never lets one take over an input's buffer.
@@ -113,6 +115,14 @@ OrtStatus* NodeError(const Kernel& kernel, OrtErrorCode code, const std::string&
 
 // The C interface's status, and its sentence, as the runtime's.
 OrtStatus* ToOrtStatus(const Kernel& kernel, OrtOpsStatus status);
+
+struct DestroyExecutor {
+  void operator()(OrtOpsExecutor* executor) const { ort_ops_destroy_executor(executor); }
+};
+using ExecutorPtr = std::unique_ptr<OrtOpsExecutor, DestroyExecutor>;
+
+// Phase one of a call, on any provider.
+OrtStatus* PlanCall(const Kernel& kernel, const Call& call, size_t* workspace_bytes, ExecutorPtr& executor);
 
 }  // namespace ort_ops
 

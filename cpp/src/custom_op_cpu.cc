@@ -9,10 +9,6 @@ namespace {
 
 constexpr size_t kWorkspaceAlignment = 64;
 
-struct DestroyExecutor {
-  void operator()(OrtOpsExecutor* executor) const { ort_ops_destroy_executor(executor); }
-};
-
 struct SessionThreads {
   const OrtApi& api;
   const OrtKernelContext* context;
@@ -50,11 +46,9 @@ OrtStatus* RunOnSessionThreads(const Kernel& kernel, OrtKernelContext* context, 
 
 OrtStatus* RunOnCpu(const Kernel& kernel, OrtKernelContext* context, const Call& call) {
   size_t workspace_bytes = 0;
-  OrtOpsExecutor* executor = nullptr;
-  const OrtOpsStatus status = kernel.op.description.plan(call, &workspace_bytes, &executor);
-  if (status != ORT_OPS_SUCCESS) return ToOrtStatus(kernel, status);
-  const std::unique_ptr<OrtOpsExecutor, DestroyExecutor> owned(executor);
-  return RunOnSessionThreads(kernel, context, workspace_bytes, executor);
+  ExecutorPtr executor;
+  if (OrtStatus* status = PlanCall(kernel, call, &workspace_bytes, executor)) return status;
+  return RunOnSessionThreads(kernel, context, workspace_bytes, executor.get());
 }
 
 }  // namespace

@@ -6,21 +6,60 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 
+#include "cuda_device.h"
 #include "last_error.h"
 #include "ort_ops/ort_ops.h"
 
-// One checked and planned call on the CPU. Run is const: an executor may be run by several threads, each with its own
-// workspace.
+// One checked call, planned for the CPU, and with ort_ops_plan_on_cuda for a CUDA device. Run and RunOnCuda are const: an
+// executor may be run by several threads, each with its own workspace.
 struct OrtOpsExecutor {
   explicit OrtOpsExecutor(size_t bytes) : workspace_bytes(bytes) {}
   virtual ~OrtOpsExecutor() = default;
   virtual OrtOpsStatus Run(void* workspace, const OrtOpsParallelFor* parallel_for) const = 0;
 
+  // For operators with CUDA kernels, which derive from ExecutorOf.
+  virtual OrtOpsStatus PlanOnCuda(const ort_ops::CudaDevice&, size_t*) const { return HasNoCudaKernel(); }
+  virtual OrtOpsStatus RunOnCuda(void*, void*) const { return HasNoCudaKernel(); }
+
   const size_t workspace_bytes;
+  // Of the plan for a CUDA device; none yet.
+  std::optional<ort_ops::CudaDevice> cuda_device;
+  size_t cuda_workspace_bytes = 0;
+
+ private:
+  static OrtOpsStatus HasNoCudaKernel() {
+    return ort_ops::Fail(ORT_OPS_INVALID_PARAMETER, "the operator must be one with CUDA kernels; got one without");
+  }
 };
 
 namespace ort_ops {
+
+// What a run on CUDA needs of the workspace, unless the operator declares a PlanCuda for its own Problem.
+template <class Problem>
+OrtOpsStatus PlanCuda(const Problem&, const CudaDevice&, size_t* workspace_bytes) {
+  *workspace_bytes = 0;
+  return ORT_OPS_SUCCESS;
+}
+
+// The executor of an operator with CUDA kernels. Its problem.h declares, for its cuda.cu to define,
+//     OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream);
+// which enqueues the kernels on `stream` (a cudaStream_t) and returns, with no allocation and no synchronisation.
+template <class Problem>
+struct ExecutorOf : OrtOpsExecutor {
+  ExecutorOf(const Problem& its_problem, size_t bytes) : OrtOpsExecutor(bytes), problem(its_problem) {}
+#ifdef ORT_OPS_WITH_CUDA
+  OrtOpsStatus PlanOnCuda(const CudaDevice& device, size_t* bytes) const final {
+    return PlanCuda(problem, device, bytes);
+  }
+  OrtOpsStatus RunOnCuda(void* workspace, void* stream) const final {
+    return LaunchCuda(problem, *cuda_device, workspace, stream);
+  }
+#endif
+
+  const Problem problem;
+};
 
 // Phase one of an operator: `plan(made)` checks the arguments and makes the executor, and may throw std::bad_alloc.
 template <class Plan>

@@ -1,13 +1,14 @@
 // The only list of kernels, and the two ways to hand them to ONNX Runtime: RegisterCustomOps, the entry that the runtime
 // itself looks for, and ort_ops_custom_op, for a library that adds operators to a domain of its own.
-#include "add_layer_norm_grad/op.h"
 #include "descriptions.h"
 #include "op_api.h"
 #include "ort_ops/ort_ops.h"
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace ort_ops {
@@ -32,10 +33,8 @@ bool InfersShapesAroundAbsentInputs(const OrtApiBase& api_base) {
   return major > 1 || minor >= 24;
 }
 
-// Made at the first call, for the runtime that has registered by then.
-const std::vector<Op>& CustomOps() {
-  static const bool infer = infers_shapes.load(std::memory_order_acquire);
-  static const std::vector<Op> ops = {
+std::vector<Op> Table(bool infer) {
+  return {
       {kAdamW, kCpuProvider, {}, infer},
       {kAddLayerNorm, kCpuProvider, {kFloat, kFloat}, infer},
       {kAddLayerNorm, kCpuProvider, {kFloat16, kFloat16}, infer},
@@ -64,14 +63,38 @@ const std::vector<Op>& CustomOps() {
       {kReluGrad, kCpuProvider, {kFloat16}, infer},
       {kReluGrad, kCpuProvider, {kBFloat16}, infer},
 #ifdef ORT_OPS_WITH_CUDA
-      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat, kFloat}, infer},
-      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat16, kFloat16}, infer},
-      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kFloat16, kFloat}, infer},
-      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kBFloat16, kBFloat16}, infer},
-      {kAddLayerNormGrad, add_layer_norm_grad::kCudaProvider, {kBFloat16, kFloat}, infer},
+      {kAdamW, kCudaProvider, {}, infer},
+      {kAddLayerNormGrad, kCudaProvider, {kFloat, kFloat}, infer},
+      {kAddLayerNormGrad, kCudaProvider, {kFloat16, kFloat16}, infer},
+      {kAddLayerNormGrad, kCudaProvider, {kFloat16, kFloat}, infer},
+      {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kBFloat16}, infer},
+      {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kFloat}, infer},
+      {kGeluGrad, kCudaProvider, {kFloat}, infer},
+      {kGeluGrad, kCudaProvider, {kFloat16}, infer},
+      {kGeluGrad, kCudaProvider, {kBFloat16}, infer},
+      {kReluGrad, kCudaProvider, {kFloat}, infer},
+      {kReluGrad, kCudaProvider, {kFloat16}, infer},
+      {kReluGrad, kCudaProvider, {kBFloat16}, infer},
 #endif
   };
+}
+
+// Made at the first call, for the runtime that has registered by then.
+const std::vector<Op>& CustomOps() {
+  static const std::vector<Op> ops = Table(infers_shapes.load(std::memory_order_acquire));
   return ops;
+}
+
+// The names of the operators with kernels for CUDA, separated by commas.
+std::string CudaOperators() {
+  std::string names;
+  std::string last;
+  for (const Op& op : Table(false)) {
+    if (std::strcmp(op.provider.name, "CUDAExecutionProvider") != 0 || last == op.description.name) continue;
+    last = op.description.name;
+    names += (names.empty() ? "" : ",") + last;
+  }
+  return names;
 }
 
 // Lives as long as the process: the runtime keeps pointers to it in every session.
@@ -119,4 +142,9 @@ extern "C" ORT_OPS_EXPORT const OrtCustomOp* ort_ops_custom_op(size_t index) {
   if (ort_ops::RegisteredApi() == nullptr) return nullptr;
   const std::vector<ort_ops::Op>& ops = ort_ops::CustomOps();
   return index < ops.size() ? &ops[index] : nullptr;
+}
+
+extern "C" const char* ort_ops_cuda_operators(void) {
+  static const std::string names = ort_ops::CudaOperators();
+  return names.c_str();
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "cpp" / "src" / "add_layer_norm_grad" / "cuda_launch.cu"
+SOURCE = ROOT / "cpp" / "src" / "add_layer_norm_grad" / "cuda.cu"
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 
 # Registers of a thread that let as many threads stay on a multiprocessor as cuda_limits.h says.

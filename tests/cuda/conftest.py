@@ -24,3 +24,9 @@ def emulated_library_path(request: pytest.FixtureRequest, tmp_path_factory: pyte
 def library(emulated_library_path: Path) -> EmulatedLibrary:
     """Set back to the small device and the forward order for each test."""
     return EmulatedLibrary(emulated_library_path)
+
+
+@pytest.fixture
+def installed(library: EmulatedLibrary) -> EmulatedLibrary:
+    """For the tests of the CPU's kernels that know no instruction sets, and run here as they are."""
+    return library

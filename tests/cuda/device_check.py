@@ -34,13 +34,10 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "kernels"), str(TESTS / "cuda")]
 
 import numpy as np  # noqa: E402
-from emulated import EMULATED_SOURCES, ROOT, SOURCES  # noqa: E402
-from native import DATA_TYPES, OUTPUTS, TENSORS, Tensor, tensor  # noqa: E402
+from emulated import LIBRARY_SOURCES, ROOT, SOURCES  # noqa: E402
+from native import DATA_TYPES, OUTPUTS, TENSORS, tensor  # noqa: E402
 from oracle import BFLOAT16, DTYPES, FLOAT, FLOAT16, Inputs, assert_matches, make_inputs  # noqa: E402
 
-DEVICE_SOURCES = [path for path in EMULATED_SOURCES if path.is_relative_to(SOURCES)] + [
-    TESTS / "cuda" / "device_library.cu"
-]
 GUARD_BYTES = 256
 GUARD_VALUE = 0xA5
 
@@ -78,11 +75,10 @@ class Device:
         library.device_time_copy.argtypes = [pointer, pointer, size, *tail]
         library.device_time_operator.argtypes = [pointer, size, pointer, *tail]
         library.device_time_graph.argtypes = [pointer, size, pointer, *tail]
-        self._plan = library.ort_ops_add_layer_norm_grad_cuda_get_workspace_size
-        self._plan.argtypes = [ctypes.POINTER(Tensor)] * 10 + [pointer, pointer]
-        self._compute = library.ort_ops_add_layer_norm_grad_cuda
+        library.ort_ops_plan_on_cuda.argtypes = [pointer, pointer]
+        self._compute = library.ort_ops_run_on_cuda
         self._compute.argtypes = [pointer, size, pointer, pointer]
-        library.ort_ops_add_layer_norm_grad_cuda_destroy.argtypes = [pointer]
+        library.ort_ops_destroy_executor.argtypes = [pointer]
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, name)(*arguments) != 0:
@@ -96,6 +92,14 @@ class Device:
         text = ctypes.create_string_buffer(256)
         self._check(self._library.ort_ops_cuda_device(text, ctypes.c_size_t(len(text))))
         return text.value.decode()
+
+    def plan(self, operator: str, *arguments: object) -> tuple[int, ctypes.c_void_p]:
+        """(the bytes of workspace, the executor), for the C function's arguments up to those."""
+        workspace_bytes, executor = ctypes.c_size_t(), ctypes.c_void_p()
+        phase_one = getattr(self._library, f"ort_ops_{operator}_get_workspace_size")
+        self._check(phase_one(*arguments, ctypes.byref(workspace_bytes), ctypes.byref(executor)))
+        self._check(self._library.ort_ops_plan_on_cuda(executor, ctypes.byref(workspace_bytes)))
+        return workspace_bytes.value, executor
 
     def allocate(self, count: int) -> int:
         memory = ctypes.c_void_p()
@@ -150,17 +154,15 @@ class Problem:
             if name not in outputs:
                 device.write(self._buffers[name] + GUARD_BYTES, array)
             tensors[name] = tensor(array.shape, DATA_TYPES[array.dtype], self._buffers[name] + GUARD_BYTES)
-        workspace_bytes, self.executor = ctypes.c_size_t(), ctypes.c_void_p()
         arguments = [ctypes.byref(tensors[name]) if name in tensors else None for name in TENSORS]
-        device._check(device._plan(*arguments, ctypes.byref(workspace_bytes), ctypes.byref(self.executor)))
-        self.workspace_bytes = workspace_bytes.value
+        self.workspace_bytes, self.executor = device.plan("add_layer_norm_grad", *arguments)
         self.workspace = device.allocate(self.workspace_bytes)
 
     def __enter__(self) -> Problem:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._device._library.ort_ops_add_layer_norm_grad_cuda_destroy(self.executor)
+        self._device._library.ort_ops_destroy_executor(self.executor)
         for memory in [*self._buffers.values(), self.workspace]:
             self._device.free(memory)
 
@@ -191,9 +193,10 @@ class Problem:
 def compile_for_device(output: Path) -> Path:
     command = [
         *("nvcc", "-std=c++17", "-O3", "-arch=native", "-shared", "-Xcompiler=-fPIC", "--cudart=static"),
-        *('-DORT_OPS_VERSION="device-check"', '-DORT_OPS_CUDA_ARCHITECTURES="native"'),
+        *("-DORT_OPS_WITH_CUDA", '-DORT_OPS_VERSION="device-check"'),
+        *('-DORT_OPS_CUDA_ARCHITECTURES="native"'),
         *("-I", str(SOURCES), "-I", str(ROOT / "cpp" / "include")),
-        *map(str, DEVICE_SOURCES),
+        *map(str, LIBRARY_SOURCES),
         *("-o", str(output)),
     ]
     subprocess.run(command, check=True)

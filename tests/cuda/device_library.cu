@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ort_ops/add_layer_norm_grad.h"
+#include "ort_ops/ort_ops.h"
 
 namespace {
 
@@ -47,12 +47,11 @@ int MedianMilliseconds(cudaStream_t stream, int repeats, int samples, float* mil
 struct Run {
   void* workspace;
   size_t workspace_bytes;
-  const OrtOpsAddLayerNormGradCudaExecutor* executor;
+  const OrtOpsExecutor* executor;
 };
 
 int Enqueue(const Run& run, cudaStream_t stream) {
-  const OrtOpsStatus status =
-      ort_ops_add_layer_norm_grad_cuda(run.workspace, run.workspace_bytes, run.executor, stream);
+  const OrtOpsStatus status = ort_ops_run_on_cuda(run.workspace, run.workspace_bytes, run.executor, stream);
   if (status != ORT_OPS_SUCCESS) last_error = ort_ops_last_error();
   return status != ORT_OPS_SUCCESS;
 }
@@ -101,7 +100,7 @@ extern "C" int device_time_copy(void* to, const void* from, size_t bytes, void* 
 }
 
 extern "C" int device_time_operator(void* workspace, size_t workspace_bytes,
-                                    const OrtOpsAddLayerNormGradCudaExecutor* executor, void* stream_handle,
+                                    const OrtOpsExecutor* executor, void* stream_handle,
                                     int repeats, int samples, float* milliseconds) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   const Run run = {workspace, workspace_bytes, executor};
@@ -109,7 +108,7 @@ extern "C" int device_time_operator(void* workspace, size_t workspace_bytes,
 }
 
 extern "C" int device_time_graph(void* workspace, size_t workspace_bytes,
-                                 const OrtOpsAddLayerNormGradCudaExecutor* executor, void* stream_handle,
+                                 const OrtOpsExecutor* executor, void* stream_handle,
                                  int repeats, int samples, float* milliseconds) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   cudaGraphExec_t replay = nullptr;

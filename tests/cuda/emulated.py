@@ -12,28 +12,31 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from native import DATA_TYPES, Library, Tensor
+from native import DATA_TYPES, KernelError, Library, Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATION = ROOT / "tests" / "cuda" / "emulation"
 SOURCES = ROOT / "cpp" / "src"
 
+# What the library consists of without ONNX Runtime and without the CPU's kernels.
+LIBRARY_SOURCES = [
+    ROOT / "tests" / "cuda" / "no_cpu_kernels.cc",
+    ROOT / "tests" / "cuda" / "device_library.cu",
+    *(SOURCES / f"{name}.cc" for name in ("executor", "executor_cuda", "last_error")),
+    *(SOURCES / f"{name}.cc" for name in ("layer_norm_checks", "tensor_checks")),
+    SOURCES / "cuda_device.cu",
+    *(SOURCES / "add_layer_norm_grad" / f"{name}.cc" for name in ("cuda_plan", "plan", "problem")),
+    *(kernels.with_name("c_api.cc") for kernels in sorted(SOURCES.glob("*/cuda.cu"))),
+    *sorted(SOURCES.glob("*/cuda.cu")),
+]
 EMULATED_SOURCES = [
     EMULATION / "emulator.cc",
     ROOT / "tests" / "cuda" / "emulated_library.cc",
-    SOURCES / "last_error.cc",
-    SOURCES / "layer_norm_checks.cc",
-    SOURCES / "tensor_checks.cc",
-    SOURCES / "cuda_device.cu",
-    SOURCES / "add_layer_norm_grad" / "problem.cc",
-    SOURCES / "add_layer_norm_grad" / "cuda_plan.cc",
-    SOURCES / "add_layer_norm_grad" / "cuda_c_api.cc",
-    SOURCES / "add_layer_norm_grad" / "cuda_launch.cu",
-    ROOT / "tests" / "cuda" / "device_library.cu",
+    *LIBRARY_SOURCES,
 ]
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
@@ -56,7 +59,7 @@ def compile_emulated(sources: Sequence[Path], output: Path, *flags: str) -> Path
         ),
         # A GPU's compiler fuses multiplications and additions; the bounds of the oracle hold either way.
         "-ffp-contract=off",
-        *('-DORT_OPS_VERSION="emulated"', '-DORT_OPS_CUDA_ARCHITECTURES="emulated"'),
+        *("-DORT_OPS_WITH_CUDA", '-DORT_OPS_VERSION="emulated"', '-DORT_OPS_CUDA_ARCHITECTURES="emulated"'),
         *(f"-I{EMULATION}", f"-I{SOURCES}", f"-I{ROOT / 'cpp' / 'include'}"),
         *flags,
         *("-x", "c++", *map(str, sources)),
@@ -89,7 +92,7 @@ FORWARD, REVERSE, RANDOM, WARP_AHEAD = range(4)
 
 
 class EmulatedLibrary(Library):
-    """`Library.run` on the emulated device, with settings for the device and the order of the threads."""
+    """`Library` on the emulated device, with settings for the device and the order of the threads."""
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
@@ -97,13 +100,26 @@ class EmulatedLibrary(Library):
             getattr(library, name).restype = ctypes.c_char_p
         library.emulation_run_only_last_blocks.argtypes = [ctypes.c_longlong]
         library.emulation_plan.argtypes = [ctypes.c_longlong, ctypes.c_longlong, ctypes.c_int, ctypes.c_int]
-        self._plan = library.ort_ops_add_layer_norm_grad_cuda_get_workspace_size
+        self._plan = library.ort_ops_add_layer_norm_grad_get_workspace_size
         self._plan.argtypes = [ctypes.POINTER(Tensor)] * 10 + [ctypes.c_void_p, ctypes.c_void_p]
-        self._compute = library.ort_ops_add_layer_norm_grad_cuda
+        library.ort_ops_plan_on_cuda.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._compute = library.ort_ops_run_on_cuda
         self._compute.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-        self._destroy = library.ort_ops_add_layer_norm_grad_cuda_destroy
+        self._destroy = library.ort_ops_destroy_executor
         self._destroy.argtypes = [ctypes.c_void_p]
         self.use()
+
+    def _planned_by(
+        self, plan: Callable, tensors: Sequence[Tensor | None], attributes: Sequence[object] = ()
+    ) -> tuple[int, ctypes.c_void_p]:
+        _, executor = super()._planned_by(plan, tensors, attributes)
+        workspace_bytes = ctypes.c_size_t()
+        try:
+            self._check(self._library.ort_ops_plan_on_cuda(executor, ctypes.byref(workspace_bytes)))
+        except KernelError:
+            self._destroy(executor)
+            raise
+        return workspace_bytes.value, executor
 
     def use(
         self, device: Device = SMALL, *, order: int = FORWARD, seed: int = 0, copies_at_wait: bool = True

@@ -5,7 +5,7 @@
 
 #include "add_layer_norm_grad/cuda_plan.h"
 
-namespace ort_ops::add_layer_norm_grad {
+namespace ort_ops {
 
 // Declared by the kernels; as large as the largest that a block of any device may have.
 alignas(16) uint4 shared_memory[(227 << 10) / sizeof(uint4)];
@@ -15,7 +15,7 @@ namespace {
 const cuda_emulation::SharedMemory named(shared_memory, sizeof(shared_memory));
 
 }  // namespace
-}  // namespace ort_ops::add_layer_norm_grad
+}  // namespace ort_ops
 
 extern "C" void emulation_set_device(int multiprocessors, int shared_bytes_per_multiprocessor,
                                      int shared_bytes_per_block) {

@@ -6,7 +6,6 @@ Every launch path, type, width, presence and alignment; no GPU takes part (emula
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import itertools
 
 import numpy as np
@@ -34,6 +33,7 @@ from native import (
     tensor,
 )
 from oracle import BFLOAT16, DTYPES, FLOAT, FLOAT16, assert_matches, make_inputs
+from sparse_memory import SparseMemory
 
 TYPE_PAIRS = [(FLOAT, FLOAT), (FLOAT16, FLOAT16), (FLOAT16, FLOAT), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT)]
 TYPE_IDS = [f"{dtype}-gamma_{gamma}" for dtype, gamma in TYPE_PAIRS]
@@ -259,41 +259,6 @@ def test_offsets_of_more_than_32_bits(library: EmulatedLibrary) -> None:
             assert_matches(tail.replace(**last), dx=dx)
 
 
-class SparseMemory:
-    """Address space without memory behind it until it is written."""
-
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.sizes = {name: -(-size // 4096) * 4096 + 4096 for name, size in sizes.items()}
-        self.exact = sizes
-        self._libc = ctypes.CDLL(None)
-        self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self.addresses: dict[str, int] = {}
-
-    def __enter__(self) -> SparseMemory:
-        private_anonymous_noreserve = 0x02 | 0x20 | 0x4000
-        for name, size in self.sizes.items():
-            address = self._libc.mmap(None, size, 3, private_anonymous_noreserve, -1, 0)
-            assert address not in (None, ctypes.c_void_p(-1).value)
-            self.addresses[name] = address
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, address in self.addresses.items():
-            self._libc.munmap(address, self.sizes[name])
-
-    def write_end(self, name: str, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array)
-        ctypes.memmove(
-            self.addresses[name] + self.exact[name] - array.nbytes, array.ctypes.data, array.nbytes
-        )
-
-    def read_end(self, name: str, count: int) -> np.ndarray:
-        end = self.addresses[name] + self.exact[name]
-        return np.frombuffer(ctypes.string_at(end - count, count), np.uint8)
-
-
 def run_last_blocks(
     library: EmulatedLibrary,
     memory: SparseMemory,
@@ -335,3 +300,39 @@ def test_errors_are_those_of_the_cpu(library: EmulatedLibrary) -> None:
     with pytest.raises(KernelError, match=r"workspace must have \d+ bytes; got \d+") as error:
         library.run(make_inputs([300, 64]), workspace_missing_bytes=1)
     assert error.value.status == WORKSPACE_TOO_SMALL
+
+
+def test_the_operators_own_functions_give_the_same(library: EmulatedLibrary) -> None:
+    inputs = make_inputs([300, 64])
+    expected = library.run(inputs)
+    c_interface = library._library
+    outputs = {name: np.full_like(array, np.nan) for name, array in expected.items()}
+    tensors = [
+        tensor(array.shape, DATA_TYPES[array.dtype], array.ctypes.data)
+        for array in (*inputs.arrays().values(), *outputs.values())
+    ]
+    workspace_bytes, executor = ctypes.c_size_t(), ctypes.c_void_p()
+    library._check(
+        c_interface.ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
+            *map(ctypes.byref, tensors), ctypes.byref(workspace_bytes), ctypes.byref(executor)
+        )
+    )
+    with SparseMemory({"workspace": workspace_bytes.value}) as memory:
+        workspace = ctypes.c_void_p(memory.addresses["workspace"])
+        library._check(
+            c_interface.ort_ops_add_layer_norm_grad_cuda(workspace, workspace_bytes, executor, None)
+        )
+    c_interface.ort_ops_add_layer_norm_grad_cuda_destroy(executor)
+    assert_same_bits(outputs, expected)
+
+
+def test_phase_two_refuses_what_was_not_planned_for_cuda(library: EmulatedLibrary) -> None:
+    tensors = [ctypes.byref(tensor([4], 1))] * 3
+    workspace_bytes, executor = ctypes.c_size_t(), ctypes.c_void_p()
+    plan = library._library.ort_ops_relu_grad_get_workspace_size
+    library._check(plan(*tensors, ctypes.byref(workspace_bytes), ctypes.byref(executor)))
+    with pytest.raises(KernelError, match="executor must be planned by ort_ops_plan_on_cuda first"):
+        library._check(library._compute(None, 0, executor, None))
+    library._destroy(executor)
+    with pytest.raises(KernelError, match="executor is required; got a null pointer"):
+        library._check(library._compute(None, 0, None, None))

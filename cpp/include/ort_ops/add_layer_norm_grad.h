@@ -33,30 +33,22 @@ ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_get_workspace_size(
     const OrtOpsTensor* dgamma, const OrtOpsTensor* dbeta, size_t* workspace_bytes,
     OrtOpsExecutor** executor);
 
-/* On CUDA. The three functions fail with ORT_OPS_CUDA_NOT_BUILT in a library without CUDA. */
-typedef struct OrtOpsAddLayerNormGradCudaExecutor OrtOpsAddLayerNormGradCudaExecutor;
-
-/* Phase one, as above, for the calling thread's current device; the tensors' data are pointers into its memory.
+/* On CUDA: phase one and ort_ops_plan_on_cuda in one call, ort_ops_run_on_cuda and ort_ops_destroy_executor, by the names that
+ * they had when this was the only operator there.
  *
  * The workspace has 8 * cols bytes for each block that works on rows, which are at most 32 on a multiprocessor.
  * Where rows are read twice (more than 16384 columns, no whole number of aligned 16-byte pieces, or far fewer
  * rows than multiprocessors), it has up to 8 * rows + 32 * multiprocessors bytes more.
  */
+typedef OrtOpsExecutor OrtOpsAddLayerNormGradCudaExecutor;
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x1, const OrtOpsTensor* x2, const OrtOpsTensor* rstd,
     const OrtOpsTensor* mean, const OrtOpsTensor* gamma, const OrtOpsTensor* dsum, const OrtOpsTensor* dx,
     const OrtOpsTensor* dgamma, const OrtOpsTensor* dbeta, size_t* workspace_bytes,
     OrtOpsAddLayerNormGradCudaExecutor** executor);
-
-/* Phase two: enqueues the kernels on `stream` (a cudaStream_t, NULL for the default one) of the device of phase
- * one and returns; it neither allocates nor waits, and may be captured into a CUDA graph. `workspace` (device
- * memory, 16-byte aligned) must stay until the kernels have run. The same bits for the same inputs at equally
- * aligned addresses on the same kind of device, run after run. */
 ORT_OPS_EXPORT OrtOpsStatus
 ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t workspace_bytes,
                                  const OrtOpsAddLayerNormGradCudaExecutor* executor, void* stream);
-
-/* Frees an executor, which no enqueued kernel needs any more; NULL is allowed. */
 ORT_OPS_EXPORT void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor* executor);
 
 #ifdef __cplusplus

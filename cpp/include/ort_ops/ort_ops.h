@@ -1,8 +1,8 @@
 /* Types and functions shared by every operator of the C interface.
  *
  * The interface needs no ONNX Runtime. An operator is called in two phases: NAME_get_workspace_size checks every
- * argument and makes an executor (the plan); ort_ops_run_on_cpu runs it. On CUDA they are NAME_cuda_get_workspace_size
- * and NAME_cuda. All functions return an OrtOpsStatus and never throw.
+ * argument and makes an executor (the plan); ort_ops_run_on_cpu runs it. On CUDA ort_ops_plan_on_cuda plans the executor
+ * for the device, and ort_ops_run_on_cuda runs it. All functions return an OrtOpsStatus and never throw.
  */
 #ifndef ORT_OPS_ORT_OPS_H_
 #define ORT_OPS_ORT_OPS_H_
@@ -67,7 +67,22 @@ typedef struct OrtOpsExecutor OrtOpsExecutor;
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_run_on_cpu(void* workspace, size_t workspace_bytes, const OrtOpsExecutor* executor,
                                                const OrtOpsParallelFor* parallel_for);
 
-/* Frees an executor; NULL is allowed. */
+/* On CUDA, where the tensors' data are pointers into the device's memory. Plans the call for the calling thread's current
+ * device and writes the bytes of workspace that a run there needs, instead of those that phase one said. Fails with
+ * ORT_OPS_CUDA_NOT_BUILT in a library without CUDA. */
+ORT_OPS_EXPORT OrtOpsStatus ort_ops_plan_on_cuda(OrtOpsExecutor* executor, size_t* workspace_bytes);
+
+/* Phase two, on CUDA: enqueues the kernels on `stream` (a cudaStream_t, NULL for the default one) of the device of
+ * ort_ops_plan_on_cuda and returns; it neither allocates nor waits, and may be captured into a CUDA graph. `workspace`
+ * (device memory, 16-byte aligned) must stay until the kernels have run. The same bits for the same inputs at equally
+ * aligned addresses on the same kind of device, run after run.
+ *
+ * Numbers in tensors are not checked there: labels and indices out of range, which make a run on the CPU fail, have
+ * results that each operator's header tells, and touch no memory out of bounds. */
+ORT_OPS_EXPORT OrtOpsStatus ort_ops_run_on_cuda(void* workspace, size_t workspace_bytes, const OrtOpsExecutor* executor,
+                                                void* stream);
+
+/* Frees an executor, which no enqueued kernel needs any more; NULL is allowed. */
 ORT_OPS_EXPORT void ort_ops_destroy_executor(OrtOpsExecutor* executor);
 
 /* The last error of the calling thread as a sentence without the operator's name, e.g.
@@ -91,6 +106,10 @@ ORT_OPS_EXPORT OrtOpsStatus ort_ops_use_cpu_target(const char* name);
 /* The architectures that the CUDA kernels were compiled for, separated by commas, e.g. "sm_80,sm_90,compute_90"
  * (the last one: a form that the driver compiles for newer devices). Empty in a library built without CUDA. */
 ORT_OPS_EXPORT const char* ort_ops_cuda_architectures(void);
+
+/* The operators with kernels for CUDA, as ONNX Runtime knows them, separated by commas, e.g. "AdamW,GeluGrad". Empty
+ * likewise. */
+ORT_OPS_EXPORT const char* ort_ops_cuda_operators(void);
 
 /* Writes the name of the calling thread's current CUDA device, or fails where there is none that can run this library's
  * kernels, e.g. because there is no driver. */

@@ -15,26 +15,24 @@ void CopyPiece(const float* from, float* to, int64_t begin, int64_t end) {
   if (from != to) std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin) * sizeof(float));
 }
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem) : OrtOpsExecutor(0), problem_(problem) {}
+  explicit Executor(const Problem& its_problem) : ExecutorOf(its_problem, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
-    if (problem_.update != nullptr && !*problem_.update) return KeepAll(parallel_for);
-    return ForEachPiece(parallel_for, problem_.count,
-                        [&](int64_t begin, int64_t end) { RunPiece(problem_, begin, end); });
+    if (problem.update != nullptr && !*problem.update) return KeepAll(parallel_for);
+    return ForEachPiece(parallel_for, problem.count,
+                        [&](int64_t begin, int64_t end) { RunPiece(problem, begin, end); });
   }
 
  private:
   OrtOpsStatus KeepAll(const OrtOpsParallelFor* parallel_for) const {
-    return ForEachPiece(parallel_for, problem_.count, [&](int64_t begin, int64_t end) {
-      CopyPiece(problem_.parameter, problem_.parameter_updated, begin, end);
-      CopyPiece(problem_.first_moment, problem_.first_moment_updated, begin, end);
-      CopyPiece(problem_.second_moment, problem_.second_moment_updated, begin, end);
+    return ForEachPiece(parallel_for, problem.count, [&](int64_t begin, int64_t end) {
+      CopyPiece(problem.parameter, problem.parameter_updated, begin, end);
+      CopyPiece(problem.first_moment, problem.first_moment_updated, begin, end);
+      CopyPiece(problem.second_moment, problem.second_moment_updated, begin, end);
     });
   }
-
-  const Problem problem_;
 };
 
 struct Named {

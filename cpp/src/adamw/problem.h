@@ -1,8 +1,11 @@
-// The checked description of one AdamW call, and its work on one piece of the elements.
+// The checked description of one AdamW call, and its work on one piece of the elements, or on CUDA.
 #ifndef ORT_OPS_ADAMW_PROBLEM_H_
 #define ORT_OPS_ADAMW_PROBLEM_H_
 
 #include <cstdint>
+
+#include "cuda_device.h"
+#include "ort_ops/ort_ops.h"
 
 namespace ort_ops::adamw {
 
@@ -30,6 +33,9 @@ struct Problem {
 
 // Writes the elements [begin, end) of the three results. The instruction set is chosen inside.
 void RunPiece(const Problem& problem, int64_t begin, int64_t end);
+
+// On CUDA (executor.h).
+OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream);
 
 }  // namespace ort_ops::adamw
 

@@ -10,23 +10,21 @@
 namespace ort_ops::add_layer_norm_grad {
 namespace {
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  Executor(const Problem& problem, const Plan& plan)
-      : OrtOpsExecutor(plan.workspace_bytes), problem_(problem), plan_(plan) {}
+  Executor(const Problem& its_problem, const Plan& plan) : ExecutorOf(its_problem, plan.workspace_bytes), plan_(plan) {}
 
   OrtOpsStatus Run(void* workspace, const OrtOpsParallelFor* parallel_for) const override {
     float* const partials = static_cast<float*>(workspace);
-    const auto run_block = [&](int64_t block) { RunBlock(problem_, plan_, partials, block); };
+    const auto run_block = [&](int64_t block) { RunBlock(problem, plan_, partials, block); };
     if (const auto status = ParallelFor(parallel_for, plan_.blocks, run_block)) return status;
-    const bool wants_sums = problem_.dgamma != nullptr || problem_.dbeta != nullptr;
+    const bool wants_sums = problem.dgamma != nullptr || problem.dbeta != nullptr;
     if (!wants_sums || plan_.sums_in_outputs) return ORT_OPS_SUCCESS;
-    const auto combine_tile = [&](int64_t tile) { CombineTile(problem_, plan_, partials, tile); };
+    const auto combine_tile = [&](int64_t tile) { CombineTile(problem, plan_, partials, tile); };
     return ParallelFor(parallel_for, plan_.tiles, combine_tile);
   }
 
  private:
-  const Problem problem_;
   const Plan plan_;
 };
 
@@ -44,4 +42,30 @@ extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_get_workspace_size(
     if (status == ORT_OPS_SUCCESS) made = std::make_unique<Executor>(problem, MakePlan(problem));
     return status;
   });
+}
+
+extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda_get_workspace_size(
+    const OrtOpsTensor* dy, const OrtOpsTensor* x1, const OrtOpsTensor* x2, const OrtOpsTensor* rstd,
+    const OrtOpsTensor* mean, const OrtOpsTensor* gamma, const OrtOpsTensor* dsum, const OrtOpsTensor* dx,
+    const OrtOpsTensor* dgamma, const OrtOpsTensor* dbeta, size_t* workspace_bytes,
+    OrtOpsAddLayerNormGradCudaExecutor** executor) {
+  if (const auto status = ort_ops_add_layer_norm_grad_get_workspace_size(dy, x1, x2, rstd, mean, gamma, dsum, dx,
+                                                                         dgamma, dbeta, workspace_bytes, executor)) {
+    return status;
+  }
+  const OrtOpsStatus status = ort_ops_plan_on_cuda(*executor, workspace_bytes);
+  if (status == ORT_OPS_SUCCESS) return status;
+  ort_ops_destroy_executor(*executor);
+  *executor = nullptr;
+  return status;
+}
+
+extern "C" OrtOpsStatus ort_ops_add_layer_norm_grad_cuda(void* workspace, size_t workspace_bytes,
+                                                         const OrtOpsAddLayerNormGradCudaExecutor* executor,
+                                                         void* stream) {
+  return ort_ops_run_on_cuda(workspace, workspace_bytes, executor, stream);
+}
+
+extern "C" void ort_ops_add_layer_norm_grad_cuda_destroy(OrtOpsAddLayerNormGradCudaExecutor* executor) {
+  ort_ops_destroy_executor(executor);
 }

@@ -3,19 +3,15 @@
 //
 // Every sum has one order, fixed by the plan; there are no atomic operations. Row sums go over the lanes of a
 // warp and then over the warps, sums over rows within a thread, then over the rows that a block takes at a
-// time, then over the blocks. The reductions are written out instead of taken from CUB, because the host must
-// be able to compile this file (tests/cuda).
+// time, then over the blocks.
 #ifndef ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_KERNELS_CUH_
 #define ORT_OPS_ADD_LAYER_NORM_GRAD_CUDA_KERNELS_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
-#include <cuda_runtime.h>
-
-#include <cstdint>
 
 #include "add_layer_norm_grad/cuda_limits.h"
+#include "cuda_elements.cuh"
+#include "cuda_group.cuh"
 
 namespace ort_ops::add_layer_norm_grad {
 
@@ -75,111 +71,7 @@ struct AddPartsArguments {
   int64_t cols;
 };
 
-constexpr int kWarpThreads = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxPartRuns = 32;  // warps of a block that adds partial sums
-
-extern __shared__ uint4 shared_memory[];
-
-// ---------------------------------------------------------------- elements
-
-// 16 bytes, moved by one instruction. Passed by value: of a reference the compiler may read each word by
-// itself.
-using Vector = uint4;
-
-template <class T>
-struct Elements;
-
-template <class TElements>
-__device__ void UnpackWords(Vector vector, float (&values)[8]) {
-  TElements::UnpackWord(vector.x, values[0], values[1]);
-  TElements::UnpackWord(vector.y, values[2], values[3]);
-  TElements::UnpackWord(vector.z, values[4], values[5]);
-  TElements::UnpackWord(vector.w, values[6], values[7]);
-}
-
-template <class TElements>
-__device__ Vector PackWords(const float (&values)[8]) {
-  return {TElements::PackWord(values[0], values[1]), TElements::PackWord(values[2], values[3]),
-          TElements::PackWord(values[4], values[5]), TElements::PackWord(values[6], values[7])};
-}
-
-template <>
-struct Elements<float> {
-  static constexpr int kPerVector = 4;
-  static __device__ float ToFloat(float value) { return value; }
-  static __device__ float FromFloat(float value) { return value; }
-  static __device__ void Unpack(Vector vector, float (&values)[4]) {
-    values[0] = __uint_as_float(vector.x);
-    values[1] = __uint_as_float(vector.y);
-    values[2] = __uint_as_float(vector.z);
-    values[3] = __uint_as_float(vector.w);
-  }
-  static __device__ Vector Pack(const float (&values)[4]) {
-    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
-            __float_as_uint(values[3])};
-  }
-};
-
-template <>
-struct Elements<__half> {
-  static constexpr int kPerVector = 8;
-  static __device__ float ToFloat(__half value) { return __half2float(value); }
-  static __device__ __half FromFloat(float value) { return __float2half_rn(value); }
-  static __device__ void UnpackWord(unsigned word, float& low, float& high) {
-    low = __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
-    high = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
-  }
-  static __device__ unsigned PackWord(float low, float high) {
-    return __half_as_ushort(__float2half_rn(low)) |
-           static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16;
-  }
-  static __device__ void Unpack(Vector vector, float (&values)[8]) { UnpackWords<Elements>(vector, values); }
-  static __device__ Vector Pack(const float (&values)[8]) { return PackWords<Elements>(values); }
-};
-
-template <>
-struct Elements<__nv_bfloat16> {
-  static constexpr int kPerVector = 8;
-  static __device__ float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
-  static __device__ __nv_bfloat16 FromFloat(float value) { return __float2bfloat16_rn(value); }
-  static __device__ void UnpackWord(unsigned word, float& low, float& high) {
-    low = __uint_as_float(word << 16);
-    high = __uint_as_float(word & 0xffff0000u);
-  }
-  static __device__ unsigned PackWord(float low, float high) {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(low)) |
-           static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
-  }
-  static __device__ void Unpack(Vector vector, float (&values)[8]) { UnpackWords<Elements>(vector, values); }
-  static __device__ Vector Pack(const float (&values)[8]) { return PackWords<Elements>(values); }
-};
-
-template <class T>
-__device__ Vector VectorAt(const T* aligned) {
-  return *reinterpret_cast<const Vector*>(aligned);
-}
-
-// Reads kCount elements: one, or a whole vector from an aligned address.
-template <class T, int kCount>
-__device__ void Load(const T* from, float (&values)[kCount]) {
-  if constexpr (kCount == 1) {
-    values[0] = Elements<T>::ToFloat(*from);
-  } else {
-    Elements<T>::Unpack(VectorAt(from), values);
-  }
-}
-
-template <class T, int kCount>
-__device__ void Store(T* to, const float (&values)[kCount]) {
-  if constexpr (kCount == 1) {
-    *to = Elements<T>::FromFloat(values[0]);
-  } else {
-    // Nobody here reads it again. (An assignment was compiled into four stores where its loop is not
-    // unrolled.)
-    __stcs(reinterpret_cast<Vector*>(to), Elements<T>::Pack(values));
-  }
-}
 
 template <class T, int kCount>
 __device__ void LoadGamma(const KernelTensors& tensors, int64_t col, float (&values)[kCount]) {
@@ -197,12 +89,6 @@ __device__ void LoadGamma(const KernelTensors& tensors, int64_t col, float (&val
       values[i + 3] = four.w;
     }
   }
-}
-
-// x1 + x2 as the forward Add rounds it.
-template <class T, int kCount>
-__device__ void AddRounded(float (&x)[kCount], const float (&x2)[kCount]) {
-  for (int i = 0; i < kCount; ++i) x[i] = Elements<T>::ToFloat(Elements<T>::FromFloat(x[i] + x2[i]));
 }
 
 // ---------------------------------------------------------------- one row's formula
@@ -223,31 +109,6 @@ __device__ inline void AddToRowSums(float g, float xhat, float2& sums) {
 // `means`: the row sums divided by cols.
 __device__ inline float DxWithoutDsum(float g, float xhat, float2 means, float rstd) {
   return rstd * (g - (means.x + xhat * means.y));
-}
-
-// ---------------------------------------------------------------- sums along a row
-
-// Adds up the values of the `group` threads around this one and gives every one of them the sum. `group`
-// divides the block: a power of two up to a warp, or whole warps. All threads of the block must call it
-// together. `warp_sums` holds one value for each warp; two calls in a row must not be given the same one, or
-// the second would overwrite what is still being read.
-__device__ inline float2 SumOverGroup(float2 value, int group, float2* warp_sums) {
-  for (int offset = min(group, kWarpThreads) / 2; offset > 0; offset /= 2) {
-    value.x += __shfl_xor_sync(kAllLanes, value.x, offset);
-    value.y += __shfl_xor_sync(kAllLanes, value.y, offset);
-  }
-  if (group <= kWarpThreads) return value;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread % kWarpThreads == 0) warp_sums[thread / kWarpThreads] = value;
-  __syncthreads();
-  const int warps = group / kWarpThreads;
-  const float2* first = warp_sums + thread / group * warps;
-  float2 sum = first[0];
-  for (int warp = 1; warp < warps; ++warp) {
-    sum.x += first[warp].x;
-    sum.y += first[warp].y;
-  }
-  return sum;
 }
 
 // ---------------------------------------------------------------- whole rows in shared memory
@@ -425,7 +286,7 @@ __global__ void __launch_bounds__(LimitsFor(kColsPerThread).max_threads, LimitsF
       }
     }
 
-    sums = SumOverGroup(sums, threads_per_row, warp_sums + parity * warps);
+    sums = OverGroup<Sum>(sums, threads_per_row, warp_sums + parity * warps);
     parity ^= 1;
     const float2 means = make_float2(sums.x * tensors.inverse_cols, sums.y * tensors.inverse_cols);
 
@@ -511,7 +372,7 @@ __global__ void RowSums(const __grid_constant__ RowSumsArguments arguments) {
         for (int i = 0; i < kCount; ++i) AddToRowSums(dy_i[i] * gamma_i[i], Xhat(x_i[i], statistics), sums);
       }
     }
-    sums = SumOverGroup(sums, group, warp_sums + parity * warps);
+    sums = OverGroup<Sum>(sums, group, warp_sums + parity * warps);
     parity ^= 1;
     if (lane == 0 && index < count) arguments.row_sums[index] = sums;
   }

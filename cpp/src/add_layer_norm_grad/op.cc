@@ -1,13 +1,13 @@
 // AddLayerNormGrad as ONNX Runtime sees it.
-#include "add_layer_norm_grad/op.h"
+#include "ort_ops/add_layer_norm_grad.h"
 
 #include "descriptions.h"
-#include "ort_ops/add_layer_norm_grad.h"
 
 namespace ort_ops {
 namespace {
 
-using namespace add_layer_norm_grad;  // the slots
+enum Input : size_t { kDy, kX1, kX2, kRstd, kMean, kGamma, kDsum };
+enum Output : size_t { kDx, kDgamma, kDbeta };
 
 constexpr SlotType kData = Variable(0);
 constexpr SlotType kFloat = Fixed(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda_device.h"
 #include "ort_ops/ort_ops.h"
 
 namespace ort_ops::add_layer_norm_grad {
@@ -45,6 +46,10 @@ struct Tensors {
 
 // Checks presence, types, ranks and shapes by the rules of ort_ops/add_layer_norm_grad.h. Throws std::bad_alloc at most.
 OrtOpsStatus MakeProblem(const Tensors& tensors, Problem* problem);
+
+// On CUDA (executor.h).
+OrtOpsStatus PlanCuda(const Problem& problem, const CudaDevice& device, size_t* workspace_bytes);
+OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream);
 
 }  // namespace ort_ops::add_layer_norm_grad
 

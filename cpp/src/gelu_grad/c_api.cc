@@ -11,17 +11,14 @@
 namespace ort_ops::gelu_grad {
 namespace {
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem) : OrtOpsExecutor(0), problem_(problem) {}
+  explicit Executor(const Problem& its_problem) : ExecutorOf(its_problem, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
-    return ForEachPiece(parallel_for, problem_.count,
-                        [&](int64_t begin, int64_t end) { RunPiece(problem_, begin, end); });
+    return ForEachPiece(parallel_for, problem.count,
+                        [&](int64_t begin, int64_t end) { RunPiece(problem, begin, end); });
   }
-
- private:
-  const Problem problem_;
 };
 
 OrtOpsStatus Check(const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* dx, const char* approximate) {

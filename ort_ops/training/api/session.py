@@ -15,15 +15,13 @@ import onnxruntime as ort
 
 import ort_ops
 from ort_ops import operators, passes
+from ort_ops.library import cuda_operators
 from ort_ops.training.api.device import Device
 from ort_ops.training.model_file import Model, existing_file, read_model
 
 # Sessions take turns in training. Without this the threads of the one that has just run keep spinning on the
 # cores that the next one needs.
 _STOP_SPINNING = "session.force_spinning_stop"
-
-# As in the table of kernels, cpp/src/register.cc.
-_CUDA_OPERATORS = frozenset({operators.ADD_LAYER_NORM_GRAD.name})
 
 
 class Session:
@@ -108,7 +106,7 @@ def without_cpu_operators(model: Model) -> Model:
         (function.domain, function.name) for function in read_model(model, external_data=False).functions
     }
     cpu_only = sorted(
-        key for key in functions if key[0] == operators.DOMAIN and key[1] not in _CUDA_OPERATORS
+        key for key in functions if key[0] == operators.DOMAIN and key[1] not in cuda_operators()
     )
     if not cpu_only:
         return model

@@ -10,6 +10,7 @@
 #define ORT_OPS_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -52,6 +53,13 @@ inline unsigned __float_as_uint(float value) {
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
+
+// Each rounded to nearest by itself, as the host's compiler is told to do everywhere (emulated.py).
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 
 inline void __stcs(uint4* to, uint4 value) { *to = value; }
 

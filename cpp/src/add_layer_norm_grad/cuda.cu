@@ -1,36 +1,12 @@
-// Chooses the instantiation that a plan asks for and hands it its arguments. Plain calls of the runtime, no
-// <<<>>>, so that each one's status is checked where it is made, and the host's compiler understands them too
-// (tests/cuda).
-#include <cuda_runtime.h>
-
+// AddLayerNormGrad on CUDA: chooses the instantiation that the plan asks for and hands it its arguments.
 #include <algorithm>
 
 #include "add_layer_norm_grad/cuda_kernels.cuh"
-#include "add_layer_norm_grad/cuda_launch.h"
-#include "cuda_status.h"
+#include "add_layer_norm_grad/cuda_plan.h"
+#include "cuda_launch.cuh"
 
 namespace ort_ops::add_layer_norm_grad {
 namespace {
-
-struct Launch {
-  dim3 grid;
-  int threads;
-  size_t shared_bytes;
-  cudaStream_t stream;
-};
-
-template <class TArguments>
-OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& launch,
-                   const TArguments& arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = launch.grid;
-  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = launch.stream;
-  return CheckCuda(cudaLaunchKernelEx(&config, kernel, arguments), name);
-}
-
-dim3 Grid(int64_t x, int64_t y = 1) { return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)); }
 
 KernelTensors TensorsOf(const Problem& problem) {
   return {problem.dy,
@@ -121,8 +97,17 @@ OrtOpsStatus ZeroSums(const Problem& problem, cudaStream_t stream) {
 
 }  // namespace
 
-OrtOpsStatus LaunchCuda(const Problem& problem, const CudaPlan& plan, void* workspace, void* stream_handle) {
+OrtOpsStatus PlanCuda(const Problem& problem, const CudaDevice& device, size_t* workspace_bytes) {
+  CudaPlan plan;
+  const OrtOpsStatus status = MakeCudaPlan(problem, device, &plan);
+  *workspace_bytes = plan.workspace_bytes;
+  return status;
+}
+
+OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
+  CudaPlan plan;
+  if (const auto status = MakeCudaPlan(problem, device, &plan)) return status;
   if (plan.path == CudaPath::kNoRows) return ZeroSums(problem, stream);
   const auto start_rows = problem.type == ORT_OPS_FLOAT     ? StartRows<float>
                           : problem.type == ORT_OPS_FLOAT16 ? StartRows<__half>

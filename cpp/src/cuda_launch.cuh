@@ -1,0 +1,57 @@
+// How every operator starts its CUDA kernels. Plain calls of the runtime, no <<<>>>, so that each one's status is checked
+// where it is made, and the host's compiler understands them too (tests/cuda).
+#ifndef ORT_OPS_CUDA_LAUNCH_CUH_
+#define ORT_OPS_CUDA_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda_device.h"
+#include "cuda_status.h"
+
+namespace ort_ops {
+
+struct Launch {
+  dim3 grid;
+  int threads;
+  size_t shared_bytes;
+  cudaStream_t stream;
+};
+
+// `name`: the kernel's, for the sentence where the launch fails.
+template <class TArguments>
+OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& launch, const TArguments& arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = launch.grid;
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = launch.stream;
+  return CheckCuda(cudaLaunchKernelEx(&config, kernel, arguments), name);
+}
+
+inline dim3 Grid(int64_t x, int64_t y = 1) { return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)); }
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+constexpr int kBlockThreads = 256;
+
+// At most as many blocks of kBlockThreads as the device holds at a time.
+inline dim3 GridFor(const CudaDevice& device, int64_t blocks) {
+  return Grid(std::clamp<int64_t>(blocks, 1, int64_t{device.multiprocessors} * 8));
+}
+
+// For kernels that go through all elements (ForEachPieceOfGrid).
+template <class TArguments>
+OrtOpsStatus StartForElements(void (*kernel)(TArguments), const char* name, const CudaDevice& device, int64_t count,
+                              int per_vector, void* stream, const TArguments& arguments) {
+  if (count == 0) return ORT_OPS_SUCCESS;
+  const Launch launch = {GridFor(device, CeilDiv(count, int64_t{kBlockThreads} * per_vector)), kBlockThreads, 0,
+                         static_cast<cudaStream_t>(stream)};
+  return Start(kernel, name, launch, arguments);
+}
+
+}  // namespace ort_ops
+
+#endif  // ORT_OPS_CUDA_LAUNCH_CUH_
