@@ -120,15 +120,17 @@ __device__ void Store(T* to, const float (&values)[kCount]) {
 template <class T, int kCount>
 __device__ void LoadAnywhere(const T* from, float (&values)[kCount]) {
   constexpr int kPerVector = Elements<T>::kPerVector;
-  if (kCount % kPerVector != 0 || reinterpret_cast<uintptr_t>(from) % sizeof(Vector) != 0) {
-    for (int i = 0; i < kCount; ++i) values[i] = Elements<T>::ToFloat(from[i]);
-    return;
+  if constexpr (kCount % kPerVector == 0) {
+    if (reinterpret_cast<uintptr_t>(from) % sizeof(Vector) == 0) {
+      for (int i = 0; i < kCount; i += kPerVector) {
+        float vector[kPerVector];
+        Load(from + i, vector);
+        for (int j = 0; j < kPerVector; ++j) values[i + j] = vector[j];
+      }
+      return;
+    }
   }
-  for (int i = 0; i + kPerVector <= kCount; i += kPerVector) {
-    float vector[kPerVector];
-    Load(from + i, vector);
-    for (int j = 0; j < kPerVector; ++j) values[i + j] = vector[j];
-  }
+  for (int i = 0; i < kCount; ++i) values[i] = Elements<T>::ToFloat(from[i]);
 }
 
 // x1 + x2 as the forward Add rounds it.

@@ -42,6 +42,28 @@ inline dim3 GridFor(const CudaDevice& device, int64_t blocks) {
   return Grid(std::clamp<int64_t>(blocks, 1, int64_t{device.multiprocessors} * 8));
 }
 
+// What a block may have of shared memory without asking for more.
+constexpr int64_t kSharedBytesUnasked = 48 << 10;
+
+// How rows are shared out: each to a group of threads, several rows to a block where they are short.
+struct RowGroups {
+  int threads_per_row;
+  int rows_per_block;
+
+  int Threads() const { return threads_per_row * rows_per_block; }
+};
+
+// Of shared memory, for two floats of each of a block's warps (OverGroup).
+constexpr int kSumVectors = 2 * kBlockThreads / 32 / 4;
+
+// For rows of so many pieces, at least one of which each thread takes.
+inline RowGroups GroupsFor(int64_t pieces) {
+  int threads = 1;
+  while (threads < std::min<int64_t>(pieces, 32)) threads *= 2;
+  if (pieces > 32) threads = static_cast<int>(std::min<int64_t>(CeilDiv(pieces, 32) * 32, kBlockThreads));
+  return {threads, std::max(1, kBlockThreads / 2 / threads)};
+}
+
 // For kernels that go through all elements (ForEachPieceOfGrid).
 template <class TArguments>
 OrtOpsStatus StartForElements(void (*kernel)(TArguments), const char* name, const CudaDevice& device, int64_t count,

@@ -1,8 +1,10 @@
 // Stands in for the operators' CPU kernels, which need Highway, where only their CUDA kernels are built and called.
 #include <cstdlib>
 
-#include "add_layer_norm_grad/cpu.h"
 #include "adamw/problem.h"
+#include "add_layer_norm/problem.h"
+#include "add_layer_norm_grad/cpu.h"
+#include "cross_entropy/problem.h"
 #include "gelu_grad/problem.h"
 
 namespace ort_ops {
@@ -15,6 +17,15 @@ void CombineTile(const Problem&, const Plan&, const float*, int64_t) { std::abor
 namespace adamw {
 void RunPiece(const Problem&, int64_t, int64_t) { std::abort(); }
 }  // namespace adamw
+
+namespace add_layer_norm {
+void RunRows(const Problem&, int64_t, int64_t) { std::abort(); }
+}  // namespace add_layer_norm
+
+namespace cross_entropy {
+void RunRows(const Forward&, int64_t, int64_t) { std::abort(); }
+void RunRows(const Backward&, int64_t, int64_t) { std::abort(); }
+}  // namespace cross_entropy
 
 namespace gelu_grad {
 void RunPiece(const Problem&, int64_t, int64_t) { std::abort(); }

@@ -16,7 +16,8 @@ extern "C" {
 #endif
 
 /* Phase one. scores: float [..., classes], rank 1 to 8, at least one class; labels: int32 or int64 [...]; the results:
- * float, as labels. A label that is neither a class nor ignore_index makes the run fail. Needs no workspace. */
+ * float, as labels. A label that is neither a class nor ignore_index makes the run fail, and on CUDA its row's results
+ * NaN. Needs no workspace. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_cross_entropy_get_workspace_size(
     const OrtOpsTensor* scores, const OrtOpsTensor* labels, const OrtOpsTensor* row_loss,
     const OrtOpsTensor* log_sum_exp, int64_t ignore_index, size_t* workspace_bytes, OrtOpsExecutor** executor);

@@ -12,21 +12,18 @@
 namespace ort_ops::add_layer_norm {
 namespace {
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem) : OrtOpsExecutor(0), problem_(problem) {}
+  explicit Executor(const Problem& its_problem) : ExecutorOf(its_problem, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
-    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / problem_.cols);
-    const int64_t tasks = problem_.rows / rows_per_task + (problem_.rows % rows_per_task != 0);
+    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / problem.cols);
+    const int64_t tasks = problem.rows / rows_per_task + (problem.rows % rows_per_task != 0);
     return ParallelFor(parallel_for, tasks, [&](int64_t task) {
       const int64_t begin = task * rows_per_task;
-      RunRows(problem_, begin, std::min(problem_.rows, begin + rows_per_task));
+      RunRows(problem, begin, std::min(problem.rows, begin + rows_per_task));
     });
   }
-
- private:
-  const Problem problem_;
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
-// The checked description of one AddLayerNorm call, and its work on some of the rows.
+// The checked description of one AddLayerNorm call, and its work on some of the rows, or on CUDA.
 #ifndef ORT_OPS_ADD_LAYER_NORM_PROBLEM_H_
 #define ORT_OPS_ADD_LAYER_NORM_PROBLEM_H_
 
 #include <cstdint>
 
+#include "cuda_device.h"
 #include "ort_ops/ort_ops.h"
 
 namespace ort_ops::add_layer_norm {
@@ -28,6 +29,9 @@ struct Problem {
 
 // The rows [begin, end). The instruction set is chosen inside.
 void RunRows(const Problem& problem, int64_t begin, int64_t end);
+
+// On CUDA (executor.h).
+OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream);
 
 }  // namespace ort_ops::add_layer_norm
 

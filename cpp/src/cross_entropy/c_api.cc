@@ -11,38 +11,36 @@
 namespace ort_ops::cross_entropy {
 namespace {
 
-using RunRows = void (*)(const Problem& problem, int64_t begin, int64_t end);
-
-class Executor final : public OrtOpsExecutor {
+template <class Call>
+class Executor final : public ExecutorOf<Call> {
  public:
-  Executor(const Problem& problem, RunRows run_rows) : OrtOpsExecutor(0), problem_(problem), run_rows_(run_rows) {}
+  explicit Executor(const Call& call) : ExecutorOf<Call>(call, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
     if (const auto status = CheckLabels()) return status;
-    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / problem_.classes);
-    const int64_t tasks = problem_.rows / rows_per_task + (problem_.rows % rows_per_task != 0);
+    const Call& call = this->problem;
+    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / call.classes);
+    const int64_t tasks = call.rows / rows_per_task + (call.rows % rows_per_task != 0);
     return ParallelFor(parallel_for, tasks, [&](int64_t task) {
       const int64_t begin = task * rows_per_task;
-      run_rows_(problem_, begin, std::min(problem_.rows, begin + rows_per_task));
+      RunRows(call, begin, std::min(call.rows, begin + rows_per_task));
     });
   }
 
  private:
   OrtOpsStatus CheckLabels() const {
-    for (int64_t row = 0; row < problem_.rows; ++row) {
-      const int64_t label = problem_.labels.At(row);
-      if ((label >= 0 && label < problem_.classes) || label == problem_.labels.ignore_index) continue;
+    const Problem& call = this->problem;
+    for (int64_t row = 0; row < call.rows; ++row) {
+      const int64_t label = call.labels.At(row);
+      if ((label >= 0 && label < call.classes) || label == call.labels.ignore_index) continue;
       return Fail(ORT_OPS_INVALID_PARAMETER,
                   "labels must be at least 0 and below %lld, the number of classes, or %lld, the ignore_index; got %lld "
                   "at place %lld",
-                  static_cast<long long>(problem_.classes), static_cast<long long>(problem_.labels.ignore_index),
+                  static_cast<long long>(call.classes), static_cast<long long>(call.labels.ignore_index),
                   static_cast<long long>(label), static_cast<long long>(row));
     }
     return ORT_OPS_SUCCESS;
   }
-
-  const Problem problem_;
-  const RunRows run_rows_;
 };
 
 OrtOpsStatus CheckScoresAndLabels(const OrtOpsTensor* scores, const OrtOpsTensor* labels) {
@@ -70,13 +68,11 @@ OrtOpsStatus CheckRowValue(const char* name, const OrtOpsTensor* tensor, const O
 }
 
 // What both passes read.
-Problem CommonProblem(const OrtOpsTensor& scores, const OrtOpsTensor& labels, int64_t ignore_index) {
-  Problem problem = {};
+void ReadCommon(const OrtOpsTensor& scores, const OrtOpsTensor& labels, int64_t ignore_index, Problem& problem) {
   problem.rows = ElementCount(labels);
   problem.classes = scores.dims[scores.rank - 1];
   problem.scores = static_cast<const float*>(scores.data);
   problem.labels = {labels.data, labels.data_type == ORT_OPS_INT64, ignore_index};
-  return problem;
 }
 
 }  // namespace
@@ -92,10 +88,11 @@ extern "C" OrtOpsStatus ort_ops_cross_entropy_get_workspace_size(
     if (const auto status = CheckScoresAndLabels(scores, labels)) return status;
     if (const auto status = CheckRowValue("row_loss", row_loss, *labels)) return status;
     if (const auto status = CheckRowValue("log_sum_exp", log_sum_exp, *labels)) return status;
-    Problem problem = CommonProblem(*scores, *labels, ignore_index);
-    problem.row_loss = static_cast<float*>(row_loss->data);
-    problem.written_log_sum_exp = static_cast<float*>(log_sum_exp->data);
-    made = std::make_unique<Executor>(problem, RunForward);
+    Forward call = {};
+    ReadCommon(*scores, *labels, ignore_index, call);
+    call.row_loss = static_cast<float*>(row_loss->data);
+    call.log_sum_exp = static_cast<float*>(log_sum_exp->data);
+    made = std::make_unique<Executor<Forward>>(call);
     return ORT_OPS_SUCCESS;
   });
 }
@@ -109,11 +106,12 @@ extern "C" OrtOpsStatus ort_ops_cross_entropy_grad_get_workspace_size(
     if (const auto status = CheckRowValue("drow_loss", drow_loss, *labels)) return status;
     if (const auto status = CheckRowValue("log_sum_exp", log_sum_exp, *labels)) return status;
     if (const auto status = CheckLike("dscores", dscores, "scores", *scores)) return status;
-    Problem problem = CommonProblem(*scores, *labels, ignore_index);
-    problem.drow_loss = static_cast<const float*>(drow_loss->data);
-    problem.log_sum_exp = static_cast<const float*>(log_sum_exp->data);
-    problem.dscores = static_cast<float*>(dscores->data);
-    made = std::make_unique<Executor>(problem, RunBackward);
+    Backward call = {};
+    ReadCommon(*scores, *labels, ignore_index, call);
+    call.drow_loss = static_cast<const float*>(drow_loss->data);
+    call.log_sum_exp = static_cast<const float*>(log_sum_exp->data);
+    call.dscores = static_cast<float*>(dscores->data);
+    made = std::make_unique<Executor<Backward>>(call);
     return ORT_OPS_SUCCESS;
   });
 }

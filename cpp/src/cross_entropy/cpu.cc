@@ -49,12 +49,12 @@ HWY_INLINE float SumOfExponentials(const float* scores, int64_t classes, float s
   return hn::ReduceSum(d, sum);
 }
 
-void RunForward(const Problem& problem, int64_t begin, int64_t end) {
+void RunForward(const Forward& problem, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* scores = problem.scores + row * problem.classes;
     const float largest = Largest(scores, problem.classes);
     const float rest = std::log(SumOfExponentials(scores, problem.classes, largest));
-    problem.written_log_sum_exp[row] = largest + rest;
+    problem.log_sum_exp[row] = largest + rest;
     const int64_t label = problem.labels.At(row);
     // Not log_sum_exp - score, which would lose the digits of a small loss.
     problem.row_loss[row] = label == problem.labels.ignore_index ? 0.0f : rest - (scores[label] - largest);
@@ -74,7 +74,7 @@ HWY_INLINE void ScaledProbabilities(const float* scores, int64_t classes, float 
   hn::StoreN(hn::Mul(scales, ShiftedExp(hn::LoadN(d, scores + c, count), shifts)), d, out + c, count);
 }
 
-void RunBackward(const Problem& problem, int64_t begin, int64_t end) {
+void RunBackward(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* scores = problem.scores + row * problem.classes;
     float* dscores = problem.dscores + row * problem.classes;
@@ -102,11 +102,11 @@ namespace ort_ops::cross_entropy {
 HWY_EXPORT(RunForward);
 HWY_EXPORT(RunBackward);
 
-void RunForward(const Problem& problem, int64_t begin, int64_t end) {
+void RunRows(const Forward& problem, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(RunForward)(problem, begin, end);
 }
 
-void RunBackward(const Problem& problem, int64_t begin, int64_t end) {
+void RunRows(const Backward& problem, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(RunBackward)(problem, begin, end);
 }
 
