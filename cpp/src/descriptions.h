@@ -24,6 +24,8 @@ extern const OpDescription kEmbeddingGrad;
 extern const OpDescription kGeluGrad;
 extern const OpDescription kReluGrad;
 // All tensors are float.
+extern const OpDescription kLinear;
+extern const OpDescription kLinearGrad;
 extern const OpDescription kMaxPoolGrad;
 
 }  // namespace ort_ops

@@ -26,6 +26,18 @@ constexpr int64_t kBlockColumns = 1024;
 constexpr int64_t kWidestPanel = 32;   // columns, of the widest vectors
 constexpr int64_t kMaxRowPanels = 8;    // of one task; with kPanelDepth they are 48 KiB, which its stack holds
 
+constexpr int64_t kMinTasks = 8;        // as many, or a multiple: even for any small power of two of threads
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// Piece `index` of `pieces` that are as large as one another, or one larger.
+constexpr Range Piece(int64_t size, int64_t index, int64_t pieces) {
+  return {index * size / pieces, (index + 1) * size / pieces};
+}
+
 constexpr int64_t CeilDiv(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 }  // namespace ort_ops
@@ -49,24 +61,27 @@ void PackPanel(const ProductBlock& block, int64_t panel) {
   }
 }
 
-// The rows of the panels [begin, end) of A, at most kMaxRowPanels.
-void MultiplyRows(const ProductBlock& block, int64_t begin, int64_t end) {
+// A part of C: its panels of rows [begin, end), at most kMaxRowPanels, and of columns.
+void MultiplyPart(const ProductBlock& block, Range row_panels, Range column_panels) {
   const MatrixProduct& product = block.product;
   HWY_ALIGN float packed_a[kMaxRowPanels * kTileRows * kPanelDepth];
-  const int64_t i = begin * kTileRows;
-  const int64_t rows = std::min(end * kTileRows, product.rows) - i;
+  const int64_t i = row_panels.begin * kTileRows;
+  const int64_t j = column_panels.begin * kTileColumns;
+  const int64_t rows = std::min(row_panels.end * kTileRows, product.rows) - i;
+  const int64_t columns = std::min(column_panels.end * kTileColumns, product.columns) - j;
   const int64_t padded = ColumnPanels(product.columns) * kTileColumns;
-  float* c = product.c + i * block.c_row;
+  float* c = product.c + i * block.c_row + j;
+  const float* bias = product.bias == nullptr ? nullptr : product.bias + j;
   for (int64_t k = 0; k < product.depth; k += kPanelDepth) {
     const int64_t depth = std::min(kPanelDepth, product.depth - k);
     const StridedMatrix a = Part(product.a, i, k);
-    const float* panels = block.packed_b + k * padded;
-    const Addend addend = block.is_first && k == 0 ? Addend{product.bias, 0} : Addend{c, block.c_row};
+    const float* panels = block.packed_b + k * padded + j * depth;
+    const Addend addend = block.is_first && k == 0 ? Addend{bias, 0} : Addend{c, block.c_row};
     if (a.column == 1) {
-      MultiplyPanels<false>(rows, product.columns, depth, a, panels, addend, c, block.c_row);
+      MultiplyPanels<false>(rows, columns, depth, a, panels, addend, c, block.c_row);
     } else {
       PackPanels<kTileRows>(a, rows, depth, packed_a);
-      MultiplyPanels<true>(rows, product.columns, depth, {packed_a, 1, kTileRows}, panels, addend, c, block.c_row);
+      MultiplyPanels<true>(rows, columns, depth, {packed_a, 1, kTileRows}, panels, addend, c, block.c_row);
     }
   }
 }
@@ -81,18 +96,26 @@ namespace {
 
 HWY_EXPORT(ColumnPanels);
 HWY_EXPORT(PackPanel);
-HWY_EXPORT(MultiplyRows);
+HWY_EXPORT(MultiplyPart);
 
 OrtOpsStatus RunBlock(const ProductBlock& block, const OrtOpsParallelFor* parallel_for) {
   const MatrixProduct& product = block.product;
   const OrtOpsStatus packed = ParallelFor(parallel_for, HWY_DYNAMIC_DISPATCH(ColumnPanels)(product.columns),
                                           [&](int64_t panel) { HWY_DYNAMIC_DISPATCH(PackPanel)(block, panel); });
   if (packed != ORT_OPS_SUCCESS) return packed;
-  // As even as can be for any small power of two of threads.
-  const int64_t panels = CeilDiv(product.rows, kTileRows);
-  const int64_t tasks = std::min(panels, CeilDiv(CeilDiv(panels, kMaxRowPanels), 8) * 8);
-  return ParallelFor(parallel_for, tasks, [&](int64_t task) {
-    HWY_DYNAMIC_DISPATCH(MultiplyRows)(block, task * panels / tasks, (task + 1) * panels / tasks);
+  const int64_t row_panels = CeilDiv(product.rows, kTileRows);
+  const int64_t column_panels = HWY_DYNAMIC_DISPATCH(ColumnPanels)(product.columns);
+  int64_t row_pieces = CeilDiv(row_panels, kMaxRowPanels);
+  int64_t column_pieces = 1;
+  if (row_pieces < kMinTasks) {
+    // Not thinner pieces of rows: each panel of B that a task loads should serve many of them.
+    column_pieces = std::min(column_panels, CeilDiv(kMinTasks, std::max<int64_t>(row_pieces, 1)));
+  } else {
+    row_pieces = std::min(row_panels, CeilDiv(row_pieces, kMinTasks) * kMinTasks);
+  }
+  return ParallelFor(parallel_for, row_pieces * column_pieces, [&](int64_t task) {
+    HWY_DYNAMIC_DISPATCH(MultiplyPart)(block, Piece(row_panels, task / column_pieces, row_pieces),
+                                       Piece(column_panels, task % column_pieces, column_pieces));
   });
 }
 

@@ -58,6 +58,8 @@ std::vector<Op> Table(bool infer) {
       {kGeluGrad, kCpuProvider, {kFloat}, infer},
       {kGeluGrad, kCpuProvider, {kFloat16}, infer},
       {kGeluGrad, kCpuProvider, {kBFloat16}, infer},
+      {kLinear, kCpuProvider, {}, infer},
+      {kLinearGrad, kCpuProvider, {}, infer},
       {kMaxPoolGrad, kCpuProvider, {}, infer},
       {kReluGrad, kCpuProvider, {kFloat}, infer},
       {kReluGrad, kCpuProvider, {kFloat16}, infer},

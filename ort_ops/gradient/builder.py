@@ -71,6 +71,7 @@ def build_gradient_model(
         inputs = {value.name: value for value in graph.inputs}
         parameters = [inputs[name] for name in wanted]
         passes.fuse_attention(ir_model, parameters)
+        passes.fuse_linear(ir_model, parameters)
         _expand_what_has_no_rule(ir_model, loss_value, parameters)
     except passes.PassError as error:
         raise GradientError(str(error)) from error

@@ -32,6 +32,7 @@ from ort_ops.operators.embedding import embed_functions
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD, EmbeddingGrad
 from ort_ops.operators.gelu_grad import GELU_GRAD, GeluGrad
 from ort_ops.operators.inference import Inference
+from ort_ops.operators.linear import LINEAR, LINEAR_GRAD, Linear, LinearGrad
 from ort_ops.operators.max_pool_grad import MAX_POOL_GRAD, MaxPoolGrad
 from ort_ops.operators.operator import DOMAIN, MIN_OPSET, Attribute, Operator, Slot
 from ort_ops.operators.relu_grad import RELU_GRAD, ReluGrad
@@ -48,6 +49,8 @@ __all__ = [
     "DOMAIN",
     "EMBEDDING_GRAD",
     "GELU_GRAD",
+    "LINEAR",
+    "LINEAR_GRAD",
     "MAX_POOL_GRAD",
     "MIN_OPSET",
     "OPERATORS",
@@ -62,6 +65,8 @@ __all__ = [
     "CrossEntropyGrad",
     "EmbeddingGrad",
     "GeluGrad",
+    "Linear",
+    "LinearGrad",
     "MaxPoolGrad",
     "Operator",
     "ReluGrad",

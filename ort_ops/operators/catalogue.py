@@ -12,6 +12,7 @@ from ort_ops.operators.batch_norm_grad import BATCH_NORM_GRAD
 from ort_ops.operators.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD
 from ort_ops.operators.gelu_grad import GELU_GRAD
+from ort_ops.operators.linear import LINEAR, LINEAR_GRAD
 from ort_ops.operators.max_pool_grad import MAX_POOL_GRAD
 from ort_ops.operators.operator import Operator
 from ort_ops.operators.relu_grad import RELU_GRAD
@@ -27,6 +28,8 @@ OPERATORS: tuple[Operator, ...] = (
     CROSS_ENTROPY_GRAD,
     EMBEDDING_GRAD,
     GELU_GRAD,
+    LINEAR,
+    LINEAR_GRAD,
     MAX_POOL_GRAD,
     RELU_GRAD,
 )

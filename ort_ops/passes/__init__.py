@@ -11,8 +11,8 @@ One file per pass. `prepare` runs them in the order that they need each other:
    its branch; may uncover more shapes, so they are inferred again;
 6. `fuse_layer_norm`: needs constant axes and known ranks.
 
-`fuse_cross_entropy` and `fuse_attention` come after them, because only differentiation gains by them and the
-second must know what gradients are wanted of; then `expand_functions`, when differentiation knows which nodes
+`fuse_cross_entropy`, `fuse_attention` and `fuse_linear` come after them, because only differentiation gains by
+them and the last two must know what gradients are wanted of; then `expand_functions`, when differentiation knows which nodes
 it has no rule for; `keep_dropout` and `fuse_add_layer_norm` follow differentiation, which gives masks, sums
 and statistics their readers. Two passes are for who trains and runs models: `mixed_precision` comes before
 differentiation, `round_on_cpu` last of all.
@@ -33,6 +33,7 @@ from ort_ops.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from ort_ops.passes.fuse_attention import fuse_attention
 from ort_ops.passes.fuse_cross_entropy import fuse_cross_entropy
 from ort_ops.passes.fuse_layer_norm import fuse_layer_norm
+from ort_ops.passes.fuse_linear import fuse_linear
 from ort_ops.passes.infer_shapes import infer_shapes
 from ort_ops.passes.inline_functions import inline_functions
 from ort_ops.passes.keep_dropout import keep_dropout
@@ -50,6 +51,7 @@ __all__ = [
     "fuse_attention",
     "fuse_cross_entropy",
     "fuse_layer_norm",
+    "fuse_linear",
     "has_16_bit_tensors",
     "infer_shapes",
     "inline_functions",

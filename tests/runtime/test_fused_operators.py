@@ -226,6 +226,50 @@ def batch_norm_grad(*shape: int) -> Case:
     )
 
 
+def linear(
+    layout: str, rows: tuple[int, ...], inputs: int, outputs: int, *, bias: bool = True
+) -> tuple[Case, Case]:
+    """Forward and backward."""
+    x, b = normal(*rows, inputs), normal(outputs)
+    w = normal(*((inputs, outputs) if layout == "in_out" else (outputs, inputs)))
+    attributes = {"weight_layout": layout}
+    size = f"x's last axis, {inputs}, as in"
+    forward = Case(
+        "Linear",
+        {"x": x, "w": w, "b": b if bias else None},
+        ("y",),
+        attributes,
+        refused=(
+            ({"w": normal(*w.shape, 1)}, "w must have rank 2; got "),
+            (
+                {"x": normal(*rows, inputs + 1)},
+                f"w must be {layout_text(layout)} with x's last axis, {inputs + 1}, as",
+            ),
+            *(
+                (({"b": normal(outputs + 1)}, f"b must be [{outputs}], as many as w has outputs; got "),)
+                if bias
+                else ()
+            ),
+        ),
+    )
+    backward = Case(
+        "LinearGrad",
+        {"dy": normal(*rows, outputs), "x": x, "w": w},
+        ("dx", "dw", "db"),
+        attributes,
+        2e-6,
+        refused=(
+            ({"dy": normal(*rows, outputs + 1)}, "dy must be ["),
+            ({"w": normal(inputs + 2, outputs + 2)}, size),
+        ),
+    )
+    return forward, backward
+
+
+def layout_text(layout: str) -> str:
+    return "[in,out]" if layout == "in_out" else "[out,in]"
+
+
 def max_pool_grad(windows: tuple[int, int], **attributes: object) -> Case:
     x = np.round(normal(5, 7, 20, 33) * 4) / 4  # with ties
     return Case(
@@ -245,6 +289,13 @@ ATTENTION_CASES = {
     "joined causal": attention(True, "causal", None),
     "joined mask": attention(True, "all", normal(2, 1, 1, 37)),
     "causal mask, fewer keys": attention(False, "causal", normal(37, 5), 64, 5),
+}
+
+
+LINEAR_CASES = {
+    "": linear("in_out", (3, 50), 130, 70),
+    " out_in": linear("out_in", (3, 50), 130, 70),
+    " out_in without a bias": linear("out_in", (301,), 33, 17, bias=False),
 }
 
 
@@ -323,6 +374,7 @@ CASES = {
     "GeluGrad tanh": gelu_grad("tanh", np.float32, 2e-6),
     "GeluGrad float16": gelu_grad("none", FLOAT16, 2.0**-11),
     "GeluGrad tanh bfloat16": gelu_grad("tanh", BFLOAT16, 2.0**-8),
+    **{f"{case.operator}{name}": case for name, cases in LINEAR_CASES.items() for case in cases},
     "MaxPoolGrad": max_pool_grad(
         (10, 16), kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 0, 0], ceil_mode=0
     ),

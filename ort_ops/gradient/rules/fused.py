@@ -24,6 +24,23 @@ def scaled_dot_product_attention(c: Vjp) -> Grads:
     return gradients
 
 
+@vjp(operators.LINEAR.name, domain=operators.DOMAIN)
+def linear(c: Vjp) -> Grads:
+    """One LinearGrad with the gradients that are wanted."""
+    wanted = [c.wants(index) for index in range(3)]
+    operator = operators.LINEAR_GRAD
+    gradients = c.multi(
+        operator.name, c.dy(), c.x(0), c.x(1),
+        domain=operator.domain, version=operator.version,
+        outputs=max(index + 1 for index in range(3) if wanted[index]),
+        weight_layout=c.str_attr("weight_layout", "in_out"),
+    )  # fmt: skip
+    for gradient, is_wanted in zip(gradients, wanted, strict=False):
+        if not is_wanted:
+            gradient.name = ""
+    return [gradient if is_wanted else None for gradient, is_wanted in zip(gradients, wanted, strict=False)]
+
+
 @vjp(operators.CROSS_ENTROPY.name, domain=operators.DOMAIN, inputs=(0,))
 def cross_entropy(c: Vjp) -> Grads:
     if c.has_dy(1):
