@@ -80,6 +80,8 @@ std::vector<Op> Table(bool infer) {
       {kCrossEntropy, kCudaProvider, {kInt64}, infer},
       {kCrossEntropyGrad, kCudaProvider, {kInt32}, infer},
       {kCrossEntropyGrad, kCudaProvider, {kInt64}, infer},
+      {kEmbeddingGrad, kCudaProvider, {kInt32}, infer},
+      {kEmbeddingGrad, kCudaProvider, {kInt64}, infer},
       {kGeluGrad, kCudaProvider, {kFloat}, infer},
       {kGeluGrad, kCudaProvider, {kFloat16}, infer},
       {kGeluGrad, kCudaProvider, {kBFloat16}, infer},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +19,12 @@ def emulated_library_path(request: pytest.FixtureRequest, tmp_path_factory: pyte
     given = request.config.getoption("--library")
     if given:
         return Path(given)
-    return compile_emulated(EMULATED_SOURCES, tmp_path_factory.mktemp("emulated") / "libemulated.so")
+    # Of several processes that run tests the first one compiles, and the others wait for it.
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "libemulated.so"
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else compile_emulated(EMULATED_SOURCES, path)
 
 
 @pytest.fixture

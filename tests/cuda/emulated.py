@@ -57,6 +57,7 @@ def compile_emulated(sources: Sequence[Path], output: Path, *flags: str) -> Path
             "-Wextra",
             "-Wno-unknown-pragmas",
         ),
+        "-fno-strict-aliasing",  # shared memory holds numbers of many types
         # A GPU's compiler fuses multiplications and additions; the bounds of the oracle hold either way.
         "-ffp-contract=off",
         *("-DORT_OPS_WITH_CUDA", '-DORT_OPS_VERSION="emulated"', '-DORT_OPS_CUDA_ARCHITECTURES="emulated"'),

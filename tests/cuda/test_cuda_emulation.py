@@ -47,6 +47,7 @@ def run(
     [
         ("Exchange", VALUES[(LANES + 40) % THREADS]),
         ("Shuffle", VALUES + VALUES[LANES ^ 1] + VALUES[LANES ^ 8] + VALUES[LANES ^ 9]),
+        ("Ballot", (LANES % 32 + 2) // 2),
         ("ShuffleOfHalfAWarp", np.where(LANES % 32 < 16, VALUES[LANES ^ 1], 0)),
         ("AsyncCopy", 2 * VALUES),
         ("WarpSums", 3 * np.ones(THREADS) * VALUES[[0, 32, 64]].sum()),
@@ -78,6 +79,7 @@ def test_a_value_read_before_its_barrier_is_a_nan(emulator) -> None:
     [
         ("DivergentBarrier", "(0,0) 64 of 96 threads wait at __syncthreads, 0 at a shuffle, 32 have"),
         ("BarrierAgainstShuffle", "divergent barrier"),
+        ("BallotAgainstShuffle", "or to another kind of shuffle"),
         ("ShuffleOutsideItsMask", "whose mask 0x0000ffff leaves it out"),
         ("ShuffleFromALaneOutside", "which the mask 0x0000ffff leaves out"),
         ("ShuffleWithoutALane", "divergent shuffle"),

@@ -13,7 +13,8 @@ extern "C" {
 
 /* Phase one. indices: int32 or int64, rank 0 to 7, of any shape; negative ones count from the table's end. table: float,
  * [rows, ...], rank 1 to 8; only its shape is read. dy: float, the shape of indices followed by that of a row. dtable
- * as table. Indices out of range make the run fail, with nothing written. Needs no workspace. */
+ * as table. Indices out of range make the run fail, with nothing written; on CUDA they are passed over. Needs no
+ * workspace. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_embedding_grad_get_workspace_size(const OrtOpsTensor* dy,
                                                                       const OrtOpsTensor* indices,
                                                                       const OrtOpsTensor* table,

@@ -1,4 +1,4 @@
-// EmbeddingGrad: its checks, its plan, and its kernel, which is so bound by memory that it needs no instruction set of
+// EmbeddingGrad: its checks, its plan, and its CPU kernel, which is so bound by memory that it needs no instruction set of
 // its own.
 //
 // The table is cut into blocks of rows and columns; whoever has a block goes through all indices in their order. So each
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "embedding_grad/problem.h"
 #include "executor.h"
 #include "ort_ops/embedding_grad.h"
 #include "tensor_checks.h"
@@ -19,23 +20,13 @@ constexpr int64_t kColsPerBlock = 128;
 // 1 MiB of the table: going through the indices costs little beside clearing that much.
 constexpr int64_t kElementsPerBlock = 1 << 18;
 
-struct Problem {
-  int64_t rows;
-  int64_t cols;
-  int64_t count;  // of indices
-  const void* indices;
-  const float* dy;
-  float* dtable;
-};
-
 int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 template <class Index>
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem)
-      : OrtOpsExecutor(0),
-        problem_(problem),
+  explicit Executor(const Problem& its_problem)
+      : ExecutorOf(its_problem, 0),
         rows_per_block_(std::max<int64_t>(1, kElementsPerBlock / kColsPerBlock)),
         row_blocks_(CeilDiv(problem.rows, rows_per_block_)),
         col_blocks_(CeilDiv(problem.cols, kColsPerBlock)) {}
@@ -48,13 +39,13 @@ class Executor final : public OrtOpsExecutor {
 
  private:
   OrtOpsStatus CheckIndices() const {
-    const auto* indices = static_cast<const Index*>(problem_.indices);
-    for (int64_t i = 0; i < problem_.count; ++i) {
+    const auto* indices = static_cast<const Index*>(problem.indices);
+    for (int64_t i = 0; i < problem.count; ++i) {
       const int64_t index = indices[i];
-      if (index >= -problem_.rows && index < problem_.rows) continue;
+      if (index >= -problem.rows && index < problem.rows) continue;
       return Fail(ORT_OPS_INVALID_PARAMETER,
                   "indices must be at least %lld and below %lld, the number of rows of table; got %lld at place %lld",
-                  static_cast<long long>(-problem_.rows), static_cast<long long>(problem_.rows),
+                  static_cast<long long>(-problem.rows), static_cast<long long>(problem.rows),
                   static_cast<long long>(index), static_cast<long long>(i));
     }
     return ORT_OPS_SUCCESS;
@@ -62,23 +53,22 @@ class Executor final : public OrtOpsExecutor {
 
   void RunBlock(int64_t row_block, int64_t col_block) const {
     const int64_t first_row = row_block * rows_per_block_;
-    const int64_t end_row = std::min(problem_.rows, first_row + rows_per_block_);
+    const int64_t end_row = std::min(problem.rows, first_row + rows_per_block_);
     const int64_t first_col = col_block * kColsPerBlock;
-    const int64_t cols = std::min(problem_.cols, first_col + kColsPerBlock) - first_col;
+    const int64_t cols = std::min(problem.cols, first_col + kColsPerBlock) - first_col;
     for (int64_t row = first_row; row < end_row; ++row) {
-      std::fill_n(problem_.dtable + row * problem_.cols + first_col, cols, 0.0f);
+      std::fill_n(problem.dtable + row * problem.cols + first_col, cols, 0.0f);
     }
-    const auto* indices = static_cast<const Index*>(problem_.indices);
-    for (int64_t i = 0; i < problem_.count; ++i) {
-      const int64_t row = indices[i] < 0 ? indices[i] + problem_.rows : indices[i];
+    const auto* indices = static_cast<const Index*>(problem.indices);
+    for (int64_t i = 0; i < problem.count; ++i) {
+      const int64_t row = indices[i] < 0 ? indices[i] + problem.rows : indices[i];
       if (row < first_row || row >= end_row) continue;
-      const float* from = problem_.dy + i * problem_.cols + first_col;
-      float* to = problem_.dtable + row * problem_.cols + first_col;
+      const float* from = problem.dy + i * problem.cols + first_col;
+      float* to = problem.dtable + row * problem.cols + first_col;
       for (int64_t col = 0; col < cols; ++col) to[col] += from[col];
     }
   }
 
-  const Problem problem_;
   const int64_t rows_per_block_;
   const int64_t row_blocks_;
   const int64_t col_blocks_;
@@ -123,6 +113,7 @@ extern "C" OrtOpsStatus ort_ops_embedding_grad_get_workspace_size(const OrtOpsTe
     const Problem problem = {table->dims[0],
                              ElementCount(table->dims + 1, table->rank - 1),
                              ElementCount(*indices),
+                             static_cast<OrtOpsDataType>(indices->data_type),
                              indices->data,
                              static_cast<const float*>(dy->data),
                              static_cast<float*>(dtable->data)};

@@ -61,6 +61,8 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 inline void __stcs(uint4* to, uint4 value) { *to = value; }
 
 using std::max;
@@ -159,6 +161,7 @@ extern dim3 gridDim;
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 float __shfl_xor_sync(unsigned mask, float value, int lane_mask);
+unsigned __ballot_sync(unsigned mask, int predicate);
 void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes);
 void __pipeline_commit();
 void __pipeline_wait_prior(size_t groups);

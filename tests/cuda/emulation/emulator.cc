@@ -66,13 +66,16 @@ struct Fiber {
   std::vector<std::vector<Copy>> copy_groups;  // the last one is still open
 };
 
-// A shuffle of one warp: it happens when all lanes of the mask have come.
-struct Shuffle {
+enum class ExchangeKind { kXor, kBallot };
+
+// A shuffle or a ballot of one warp: it happens when all lanes of the mask have come.
+struct Exchange {
+  ExchangeKind kind = ExchangeKind::kXor;
   unsigned mask = 0;
   unsigned arrived = 0;
-  float values[kWarp] = {};
+  unsigned values[kWarp] = {};
   int lane_masks[kWarp] = {};
-  float results[kWarp] = {};
+  unsigned results[kWarp] = {};
 };
 
 struct Shared {
@@ -88,7 +91,7 @@ std::string failure;
 // The block that is running.
 Place scheduler;
 std::vector<Fiber> fibers;
-std::vector<Shuffle> shuffles;
+std::vector<Exchange> exchanges;
 Fiber* running = nullptr;
 size_t dynamic_bytes = 0;
 const std::function<void()>* body = nullptr;
@@ -147,7 +150,7 @@ void StartFibers() {
     return context;
   }();
   fibers.resize(count);
-  shuffles.assign((count + kWarp - 1) / kWarp, {});
+  exchanges.assign((count + kWarp - 1) / kWarp, {});
   for (size_t i = 0; i < count; ++i) {
     Fiber& fiber = fibers[i];
     const auto number = static_cast<unsigned>(i);
@@ -204,7 +207,7 @@ bool RunReady(const size_t* begin, const size_t* end) {
 }
 
 bool RunWarpsAhead(const std::vector<size_t>& numbers, std::mt19937& random) {
-  std::vector<size_t> warps(shuffles.size());
+  std::vector<size_t> warps(exchanges.size());
   std::iota(warps.begin(), warps.end(), size_t{0});
   std::shuffle(warps.begin(), warps.end(), random);
   bool any_ran = false;
@@ -330,39 +333,59 @@ void __syncthreads() {
   }
 }
 
-float __shfl_xor_sync(unsigned mask, float value, int lane_mask) {
+namespace {
+
+unsigned ExchangeInWarp(ExchangeKind kind, unsigned mask, unsigned value, int lane_mask) {
   const unsigned thread = ThreadNumber();
   const unsigned lane = thread % kWarp;
-  Shuffle& shuffle = shuffles[thread / kWarp];
+  Exchange& exchange = exchanges[thread / kWarp];
   if ((mask >> lane & 1) == 0) {
     Fail("thread %u takes part in a shuffle whose mask 0x%08x leaves it out", thread, mask);
     Trap();
   }
-  if (shuffle.arrived == 0) shuffle.mask = mask;
-  if (shuffle.mask != mask) {
-    Fail("thread %u comes to a shuffle with mask 0x%08x, others with 0x%08x", thread, mask, shuffle.mask);
+  if (exchange.arrived == 0) {
+    exchange.mask = mask;
+    exchange.kind = kind;
+  }
+  if (exchange.mask != mask || exchange.kind != kind) {
+    Fail("thread %u comes to a shuffle with mask 0x%08x, others with 0x%08x, or to another kind of shuffle", thread,
+         mask, exchange.mask);
     Trap();
   }
-  shuffle.values[lane] = value;
-  shuffle.lane_masks[lane] = lane_mask;
-  shuffle.arrived |= 1u << lane;
-  if (shuffle.arrived != mask) {
+  exchange.values[lane] = value;
+  exchange.lane_masks[lane] = lane_mask;
+  exchange.arrived |= 1u << lane;
+  if (exchange.arrived != mask) {
     Yield(State::kAtShuffle);
-    return shuffle.results[lane];
+    return exchange.results[lane];
   }
-  shuffle.arrived = 0;
+  exchange.arrived = 0;
+  unsigned ballot = 0;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if ((mask >> i & 1) != 0 && exchange.values[i] != 0) ballot |= 1u << i;
+  }
   for (unsigned i = 0; i < kWarp; ++i) {
     if ((mask >> i & 1) == 0) continue;
-    const unsigned source = i ^ static_cast<unsigned>(shuffle.lane_masks[i]);
+    const unsigned source = i ^ static_cast<unsigned>(exchange.lane_masks[i]);
     if (source >= kWarp || (mask >> source & 1) == 0) {
       Fail("lane %u asks for the value of lane %u, which the mask 0x%08x leaves out", i, source, mask);
       Trap();
     }
-    shuffle.results[i] = shuffle.values[source];
+    exchange.results[i] = kind == ExchangeKind::kBallot ? ballot : exchange.values[source];
     Fiber& fiber = fibers[thread / kWarp * kWarp + i];
     if (&fiber != running) fiber.state = State::kReady;
   }
-  return shuffle.results[lane];
+  return exchange.results[lane];
+}
+
+}  // namespace
+
+float __shfl_xor_sync(unsigned mask, float value, int lane_mask) {
+  return __uint_as_float(ExchangeInWarp(ExchangeKind::kXor, mask, __float_as_uint(value), lane_mask));
+}
+
+unsigned __ballot_sync(unsigned mask, int predicate) {
+  return ExchangeInWarp(ExchangeKind::kBallot, mask, predicate != 0, 0);
 }
 
 void __syncwarp(unsigned mask) { __shfl_xor_sync(mask, 0.0f, 0); }

@@ -94,6 +94,17 @@ __global__ void Shuffle(const float* in, float* out) {
   out[Thread()] = value;
 }
 
+// Right: how many of the lanes up to this one have an odd value.
+__global__ void Ballot(const float* in, float* out) {
+  const unsigned odd = __ballot_sync(kAllLanes, static_cast<int>(in[Thread()]) % 2);
+  out[Thread()] = static_cast<float>(__popc(odd & (0xffffffffu >> (31 - Thread() % 32))));
+}
+
+__global__ void BallotAgainstShuffle(const float* in, float* out) {
+  out[Thread()] = Thread() % 2 == 0 ? __shfl_xor_sync(kAllLanes, in[Thread()], 1)
+                                    : static_cast<float>(__ballot_sync(kAllLanes, 1));
+}
+
 __global__ void ShuffleOfHalfAWarp(const float* in, float* out) {
   out[Thread()] = Thread() % 32 < 16 ? __shfl_xor_sync(0xffffu, in[Thread()], 1) : 0.0f;
 }
@@ -152,6 +163,8 @@ const std::map<std::string, Kernel> kernels = {{"Exchange", Exchange},
                                                {"Uninitialised", Uninitialised},
                                                {"StrayWrite", StrayWrite},
                                                {"Shuffle", Shuffle},
+                                               {"Ballot", Ballot},
+                                               {"BallotAgainstShuffle", BallotAgainstShuffle},
                                                {"WarpSums", WarpSums},
                                                {"WarpSumsWithoutASecondBuffer", WarpSumsWithoutASecondBuffer},
                                                {"ShuffleOfHalfAWarp", ShuffleOfHalfAWarp},
