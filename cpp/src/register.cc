@@ -85,6 +85,7 @@ std::vector<Op> Table(bool infer) {
       {kGeluGrad, kCudaProvider, {kFloat}, infer},
       {kGeluGrad, kCudaProvider, {kFloat16}, infer},
       {kGeluGrad, kCudaProvider, {kBFloat16}, infer},
+      {kMaxPoolGrad, kCudaProvider, {}, infer},
       {kReluGrad, kCudaProvider, {kFloat}, infer},
       {kReluGrad, kCudaProvider, {kFloat16}, infer},
       {kReluGrad, kCudaProvider, {kBFloat16}, infer},

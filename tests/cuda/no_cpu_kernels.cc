@@ -6,6 +6,7 @@
 #include "add_layer_norm_grad/cpu.h"
 #include "cross_entropy/problem.h"
 #include "gelu_grad/problem.h"
+#include "max_pool_grad/problem.h"
 
 namespace ort_ops {
 
@@ -30,5 +31,9 @@ void RunRows(const Backward&, int64_t, int64_t) { std::abort(); }
 namespace gelu_grad {
 void RunPiece(const Problem&, int64_t, int64_t) { std::abort(); }
 }  // namespace gelu_grad
+
+namespace max_pool_grad {
+void RunPlane(const Problem&, int64_t) { std::abort(); }
+}  // namespace max_pool_grad
 
 }  // namespace ort_ops

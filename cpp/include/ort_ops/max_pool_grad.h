@@ -18,7 +18,7 @@ typedef struct OrtOpsPoolWindow {
 } OrtOpsPoolWindow;
 
 /* Phase one. All float. x: [batch, channels, height, width]; dx as x, sharing no buffer; dy: [batch, channels, windows in
- * height, windows in width]. Needs no workspace. */
+ * height, windows in width]. Needs no workspace, but on CUDA 4 bytes for each window. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_max_pool_grad_get_workspace_size(const OrtOpsTensor* dy, const OrtOpsTensor* x,
                                                                      const OrtOpsTensor* dx,
                                                                      const OrtOpsPoolWindow* window,

@@ -11,22 +11,19 @@
 namespace ort_ops::max_pool_grad {
 namespace {
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem) : OrtOpsExecutor(0), problem_(problem) {}
+  explicit Executor(const Problem& its_problem) : ExecutorOf(its_problem, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
-    const int64_t elements = std::max<int64_t>(1, problem_.size[0] * problem_.size[1]);
+    const int64_t elements = std::max<int64_t>(1, problem.size[0] * problem.size[1]);
     const int64_t planes_per_task = std::max<int64_t>(1, kElementsPerTask / elements);
-    const int64_t tasks = problem_.planes / planes_per_task + (problem_.planes % planes_per_task != 0);
+    const int64_t tasks = problem.planes / planes_per_task + (problem.planes % planes_per_task != 0);
     return ParallelFor(parallel_for, tasks, [&](int64_t task) {
-      const int64_t end = std::min(problem_.planes, (task + 1) * planes_per_task);
-      for (int64_t plane = task * planes_per_task; plane < end; ++plane) RunPlane(problem_, plane);
+      const int64_t end = std::min(problem.planes, (task + 1) * planes_per_task);
+      for (int64_t plane = task * planes_per_task; plane < end; ++plane) RunPlane(problem, plane);
     });
   }
-
- private:
-  const Problem problem_;
 };
 
 // Far above any image's size, and small enough that no sum or product of these overflows.
