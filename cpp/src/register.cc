@@ -76,6 +76,7 @@ std::vector<Op> Table(bool infer) {
       {kAddLayerNormGrad, kCudaProvider, {kFloat16, kFloat}, infer},
       {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kBFloat16}, infer},
       {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kFloat}, infer},
+      {kBatchNormGrad, kCudaProvider, {}, infer},
       {kCrossEntropy, kCudaProvider, {kInt32}, infer},
       {kCrossEntropy, kCudaProvider, {kInt64}, infer},
       {kCrossEntropyGrad, kCudaProvider, {kInt32}, infer},

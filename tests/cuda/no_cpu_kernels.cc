@@ -4,6 +4,7 @@
 #include "adamw/problem.h"
 #include "add_layer_norm/problem.h"
 #include "add_layer_norm_grad/cpu.h"
+#include "batch_norm_grad/problem.h"
 #include "cross_entropy/problem.h"
 #include "gelu_grad/problem.h"
 #include "max_pool_grad/problem.h"
@@ -22,6 +23,10 @@ void RunPiece(const Problem&, int64_t, int64_t) { std::abort(); }
 namespace add_layer_norm {
 void RunRows(const Problem&, int64_t, int64_t) { std::abort(); }
 }  // namespace add_layer_norm
+
+namespace batch_norm_grad {
+void RunChannel(const Problem&, int64_t) { std::abort(); }
+}  // namespace batch_norm_grad
 
 namespace cross_entropy {
 void RunRows(const Forward&, int64_t, int64_t) { std::abort(); }

@@ -9,16 +9,13 @@
 namespace ort_ops::batch_norm_grad {
 namespace {
 
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Problem> {
  public:
-  explicit Executor(const Problem& problem) : OrtOpsExecutor(0), problem_(problem) {}
+  explicit Executor(const Problem& its_problem) : ExecutorOf(its_problem, 0) {}
 
   OrtOpsStatus Run(void*, const OrtOpsParallelFor* parallel_for) const override {
-    return ParallelFor(parallel_for, problem_.channels, [&](int64_t channel) { RunChannel(problem_, channel); });
+    return ParallelFor(parallel_for, problem.channels, [&](int64_t channel) { RunChannel(problem, channel); });
   }
-
- private:
-  const Problem problem_;
 };
 
 OrtOpsStatus CheckPerChannel(const char* name, const OrtOpsTensor* tensor, const OrtOpsTensor& dy) {

@@ -1,8 +1,12 @@
-// The checked description of one BatchNormGrad call, and its work on one channel.
+// The checked description of one BatchNormGrad call, and its work on one channel, or on CUDA.
 #ifndef ORT_OPS_BATCH_NORM_GRAD_PROBLEM_H_
 #define ORT_OPS_BATCH_NORM_GRAD_PROBLEM_H_
 
+#include <cstddef>
 #include <cstdint>
+
+#include "cuda_device.h"
+#include "ort_ops/ort_ops.h"
 
 namespace ort_ops::batch_norm_grad {
 
@@ -21,6 +25,10 @@ struct Problem {
 
 // The instruction set is chosen inside.
 void RunChannel(const Problem& problem, int64_t channel);
+
+// On CUDA (executor.h).
+OrtOpsStatus PlanCuda(const Problem& problem, const CudaDevice& device, size_t* workspace_bytes);
+OrtOpsStatus LaunchCuda(const Problem& problem, const CudaDevice& device, void* workspace, void* stream);
 
 }  // namespace ort_ops::batch_norm_grad
 
