@@ -55,9 +55,9 @@ def _grad_body(_present: frozenset[str], attributes: Mapping[str, AttributeValue
         dy_rows = Reshape <allowzero = 1> (dy, dy_matrix)
         weight = {weight}
         dx = MatMul (dy, weight)
-        dw = Gemm <transA = 1> {product}
         first_axis = Constant <value_ints = [0]> ()
         db = ReduceSum <keepdims = 0> (dy_rows, first_axis)
+        dw = Gemm <transA = 1> {product}
     """
 
 
@@ -92,13 +92,13 @@ def _infer(node: Inference) -> None:
 
 
 def _infer_grad(node: Inference) -> None:
-    """dx is as x, dw as w, db [out]."""
+    """dx is as x, db [out], dw as w."""
     y, dy = _check(node), node.shapes.get("dy")
     if y is not None and dy is not None and not agree(dy, y):
         node.fail(f"dy must be {text(y)}, x's rows by w's outputs", text(dy))
     node.set_output_like(0, "x")
-    node.set_output_like(1, "w")
-    node.set_output(2, TensorProto.FLOAT, [_sizes(node)[1]])
+    node.set_output(1, TensorProto.FLOAT, [_sizes(node)[1]])
+    node.set_output_like(2, "w")
 
 
 class Linear(OpRun):
@@ -116,8 +116,8 @@ class Linear(OpRun):
 
 
 class LinearGrad(OpRun):
-    """The operator for `onnx.reference`: float64 inside. dy [..., out], x and dx [..., in], w and dw [in, out]
-    or [out, in], db [out]."""
+    """The operator for `onnx.reference`: float64 inside. dy [..., out], x and dx [..., in], w and dw
+    [in, out] or [out, in], db [out]."""
 
     op_domain = DOMAIN
 
@@ -131,14 +131,14 @@ class LinearGrad(OpRun):
         is_out_in = weight_layout == "out_in"
         dx = gradient @ (weight if is_out_in else weight.T)
         dw = rows.T @ inputs if is_out_in else inputs.T @ rows
-        return dx.astype(np.float32), dw.astype(np.float32), rows.sum(axis=0).astype(np.float32)
+        return dx.astype(np.float32), rows.sum(axis=0).astype(np.float32), dw.astype(np.float32)
 
 
 LINEAR = Operator(
     name="Linear",
     doc=(
-        "A linear layer, y = x w + b, or x w^T + b with weight_layout = out_in. All axes of x and y but the last "
-        "are rows. The sums' order does not depend on the number of rows or threads."
+        "A linear layer, y = x w + b, or x w^T + b with weight_layout = out_in. All axes of x and y but the "
+        "last are rows. The sums' order does not depend on the number of rows or threads."
     ),
     inputs=(
         Slot("x", "tensor(float)", "[..., in]; rank 2 to 8"),
@@ -157,8 +157,8 @@ LINEAR_GRAD = Operator(
     name="LinearGrad",
     doc=(
         "Backward pass of Linear, over all rows r: dx = dy w^T, dw[i, o] = sum_r x[r, i] dy[r, o], "
-        "db[o] = sum_r dy[r, o]; with weight_layout = out_in dx = dy w and dw[o, i] likewise. A gradient that is "
-        "absent is not computed."
+        "db[o] = sum_r dy[r, o]; with weight_layout = out_in dx = dy w and dw[o, i] likewise. dx or db "
+        "that is absent is not computed."
     ),
     inputs=(
         Slot("dy", "tensor(float)", "[..., out]: gradient of the output; rank 2 to 8"),
@@ -167,8 +167,8 @@ LINEAR_GRAD = Operator(
     ),
     outputs=(
         Slot("dx", "tensor(float)", "as x: gradient of x", optional=True),
-        Slot("dw", "tensor(float)", "as w: gradient of w", optional=True),
         Slot("db", "tensor(float)", "[out]: gradient of the bias", optional=True),
+        Slot("dw", "tensor(float)", "as w: gradient of w"),
     ),
     attributes=(_LAYOUT,),
     type_constraints=(),

@@ -11,10 +11,10 @@ One file per pass. `prepare` runs them in the order that they need each other:
    its branch; may uncover more shapes, so they are inferred again;
 6. `fuse_layer_norm`: needs constant axes and known ranks.
 
-`fuse_cross_entropy`, `fuse_attention` and `fuse_linear` come after them, because only differentiation gains by
-them and the last two must know what gradients are wanted of; then `expand_functions`, when differentiation knows which nodes
-it has no rule for; `keep_dropout` and `fuse_add_layer_norm` follow differentiation, which gives masks, sums
-and statistics their readers. Two passes are for who trains and runs models: `mixed_precision` comes before
+`fuse_cross_entropy`, `fuse_attention` and `fuse_linear` come after them, because only differentiation gains
+by them and the last two must know what gradients are wanted of; then `expand_functions`, when differentiation
+knows which nodes it has no rule for; `keep_dropout` and `fuse_add_layer_norm` follow differentiation, which
+gives masks, sums and statistics their readers. Two passes are for who trains and runs models: `mixed_precision` comes before
 differentiation, `round_on_cpu` last of all.
 
 `use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.

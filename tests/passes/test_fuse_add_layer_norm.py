@@ -130,7 +130,7 @@ def test_two_residual_branches_train_as_in_pytorch(plugin: bool) -> None:
 
     onnx.checker.check_model(training, full_check=True)
     forward = [node.op_type for node in training.graph.node][:6]
-    assert forward == ["MatMul", "AddLayerNorm", "Tanh", "AddLayerNorm", "Mul", "ReduceSum"]
+    assert forward == ["Linear", "AddLayerNorm", "Tanh", "AddLayerNorm", "Mul", "ReduceSum"]
     assert {"AddLayerNorm", "AddLayerNormGrad"} <= {function.name for function in training.functions}
     first, second = (node for node in training.graph.node if node.op_type == "AddLayerNorm")
     assert list(first.input) == ["x", "h", "gamma", "beta"] and first.output[3] == "s"

@@ -255,7 +255,7 @@ def linear(
     backward = Case(
         "LinearGrad",
         {"dy": normal(*rows, outputs), "x": x, "w": w},
-        ("dx", "dw", "db"),
+        ("dx", "db", "dw"),
         attributes,
         2e-6,
         refused=(
@@ -268,6 +268,23 @@ def linear(
 
 def layout_text(layout: str) -> str:
     return "[in,out]" if layout == "in_out" else "[out,in]"
+
+
+def conv_grad(
+    size: tuple[int, ...], kernel: tuple[int, ...], positions: tuple[int, ...], **attributes: object
+) -> Case:
+    x, w = normal(5, 3, *size), normal(7, 3, *kernel)
+    return Case(
+        "ConvGrad",
+        {"dy": normal(5, 7, *positions), "x": x, "w": w},
+        ("dx", "dw", "db"),
+        attributes,
+        4e-6,
+        refused=(
+            ({"w": normal(7, 4, *kernel)}, "x must have 4 channels, group times those of w [7,4,"),
+            ({"x": normal(5, 3, *size[:-1], 90)}, "dy must be [5,7,"),
+        ),
+    )
 
 
 def max_pool_grad(windows: tuple[int, int], **attributes: object) -> Case:
@@ -363,6 +380,11 @@ CASES = {
     "BatchNormGrad": batch_norm_grad(6, 5, 11, 37),
     "BatchNormGrad without spatial axes": batch_norm_grad(40, 9),
     "BatchNormGrad of one spatial axis": batch_norm_grad(6, 5, 2100),
+    "ConvGrad": conv_grad((12, 13), (3, 2), (12, 12), pads=[1, 0, 1, 0]),
+    "ConvGrad of one axis": conv_grad((40,), (4,), (19,), strides=[2], dilations=[2], pads=[1, 2]),
+    "ConvGrad of three axes": conv_grad(
+        (5, 6, 7), (2, 3, 2), (5, 3, 7), strides=[1, 2, 1], dilations=[1, 1, 1], pads=[1, 1, 0, 0, 1, 1]
+    ),
     **{
         f"{case.operator} {dtype.__name__}": case
         for dtype, ignore_index in ((np.int64, -100), (np.int32, 5))

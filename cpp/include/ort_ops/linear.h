@@ -1,8 +1,8 @@
 /* Linear and LinearGrad: a linear layer, y = x * w' + b with w' = w or its transpose, and its backward pass.
  *
  *     dx = dy * w'^T
- *     dw = x^T * dy, or dy^T * x where w' is w's transpose
  *     db = the sum of dy's rows
+ *     dw = x^T * dy, or dy^T * x where w' is w's transpose
  *
  * All axes of x and y but the last are rows.
  */
@@ -22,10 +22,10 @@ ORT_OPS_EXPORT OrtOpsStatus ort_ops_linear_get_workspace_size(const OrtOpsTensor
                                                               const char* weight_layout, size_t* workspace_bytes,
                                                               OrtOpsExecutor** executor);
 
-/* Phase one. dy as y; dx as x, dw as w, db: [out], each NULL where it is not wanted. */
+/* Phase one. dy as y; dx as x, db: [out], each NULL where it is not wanted; dw as w. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_linear_grad_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* w, const OrtOpsTensor* dx,
-    const OrtOpsTensor* dw, const OrtOpsTensor* db, const char* weight_layout, size_t* workspace_bytes,
+    const OrtOpsTensor* db, const OrtOpsTensor* dw, const char* weight_layout, size_t* workspace_bytes,
     OrtOpsExecutor** executor);
 
 #ifdef __cplusplus

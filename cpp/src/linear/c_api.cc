@@ -61,18 +61,15 @@ class BackwardExecutor final : public OrtOpsExecutor {
           SumRows(call_.dy, call_.rows, call_.out, call_.db, static_cast<float*>(workspace), parallel_for);
       if (status != ORT_OPS_SUCCESS) return status;
     }
-    if (call_.dw != nullptr) {
-      if (const OrtOpsStatus status = Multiply(ForDw(call_), workspace, parallel_for)) return status;
-    }
+    if (const OrtOpsStatus status = Multiply(ForDw(call_), workspace, parallel_for)) return status;
     return call_.dx == nullptr ? ORT_OPS_SUCCESS : Multiply(ForDx(call_), workspace, parallel_for);
   }
 
  private:
   // One thing is computed after the other.
   static size_t WorkspaceBytes(const Backward& call) {
-    size_t bytes = 0;
+    size_t bytes = MultiplyWorkspaceBytes(ForDw(call));
     if (call.db != nullptr) bytes = std::max(bytes, SumRowsWorkspaceBytes(call.rows, call.out));
-    if (call.dw != nullptr) bytes = std::max(bytes, MultiplyWorkspaceBytes(ForDw(call)));
     if (call.dx != nullptr) bytes = std::max(bytes, MultiplyWorkspaceBytes(ForDx(call)));
     return bytes;
   }
@@ -136,7 +133,7 @@ OrtOpsStatus PlanForward(const OrtOpsTensor* x, const OrtOpsTensor* w, const Ort
 }
 
 OrtOpsStatus PlanBackward(const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* w, const OrtOpsTensor* dx,
-                          const OrtOpsTensor* dw, const OrtOpsTensor* db, const char* weight_layout,
+                          const OrtOpsTensor* db, const OrtOpsTensor* dw, const char* weight_layout,
                           std::unique_ptr<OrtOpsExecutor>& made) {
   Backward call = {};
   if (const auto status = ReadLayer(x, w, weight_layout, call)) return status;
@@ -144,17 +141,15 @@ OrtOpsStatus PlanBackward(const OrtOpsTensor* dy, const OrtOpsTensor* x, const O
   if (dx != nullptr) {
     if (const auto status = CheckLike("dx", dx, "x", *x)) return status;
   }
-  if (dw != nullptr) {
-    if (const auto status = CheckLike("dw", dw, "w", *w)) return status;
-  }
   if (db != nullptr) {
     if (const auto status = CheckShape("db", db, {call.out}, "")) return status;
   }
+  if (const auto status = CheckLike("dw", dw, "w", *w)) return status;
   call.dy = static_cast<const float*>(dy->data);
   call.x = static_cast<const float*>(x->data);
   call.dx = static_cast<float*>(DataOrNull(dx));
-  call.dw = static_cast<float*>(DataOrNull(dw));
   call.db = static_cast<float*>(DataOrNull(db));
+  call.dw = static_cast<float*>(dw->data);
   made = std::make_unique<BackwardExecutor>(call);
   return ORT_OPS_SUCCESS;
 }
@@ -173,9 +168,9 @@ extern "C" OrtOpsStatus ort_ops_linear_get_workspace_size(const OrtOpsTensor* x,
 
 extern "C" OrtOpsStatus ort_ops_linear_grad_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* w, const OrtOpsTensor* dx,
-    const OrtOpsTensor* dw, const OrtOpsTensor* db, const char* weight_layout, size_t* workspace_bytes,
+    const OrtOpsTensor* db, const OrtOpsTensor* dw, const char* weight_layout, size_t* workspace_bytes,
     OrtOpsExecutor** executor) {
   return ort_ops::PhaseOne(workspace_bytes, executor, [&](std::unique_ptr<OrtOpsExecutor>& made) {
-    return ort_ops::linear::PlanBackward(dy, x, w, dx, dw, db, weight_layout, made);
+    return ort_ops::linear::PlanBackward(dy, x, w, dx, db, dw, weight_layout, made);
   });
 }

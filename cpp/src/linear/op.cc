@@ -59,7 +59,7 @@ const OpDescription kLinear = {"Linear",
 
 const OpDescription kLinearGrad = {"LinearGrad",
                                    {{kFloat, false}, {kFloat, false}, {kFloat, false}},
-                                   {{kFloat, true, backward::kX}, {kFloat, true, backward::kW}, {kFloat, true, kOwnShape}},
+                                   {{kFloat, true, backward::kX}, {kFloat, true, kOwnShape}, {kFloat, false, backward::kW}},
                                    {{"weight_layout", "in_out"}},
                                    backward::Plan,
                                    nullptr,

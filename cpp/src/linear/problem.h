@@ -21,13 +21,13 @@ struct Forward : Layer {
   float* y;
 };
 
-// Gradients that nobody wants are null.
+// dx and db are null where nobody wants them.
 struct Backward : Layer {
   const float* dy;
   const float* x;
   float* dx;
-  float* dw;
   float* db;
+  float* dw;
 };
 
 }  // namespace ort_ops::linear

@@ -26,19 +26,17 @@ def scaled_dot_product_attention(c: Vjp) -> Grads:
 
 @vjp(operators.LINEAR.name, domain=operators.DOMAIN)
 def linear(c: Vjp) -> Grads:
-    """One LinearGrad with the gradients that are wanted."""
-    wanted = [c.wants(index) for index in range(3)]
+    """One LinearGrad. Only layers whose weight is trained become a Linear: its gradient is always wanted."""
     operator = operators.LINEAR_GRAD
-    gradients = c.multi(
+    dx, db, dw = c.multi(
         operator.name, c.dy(), c.x(0), c.x(1),
-        domain=operator.domain, version=operator.version,
-        outputs=max(index + 1 for index in range(3) if wanted[index]),
+        domain=operator.domain, version=operator.version, outputs=3,
         weight_layout=c.str_attr("weight_layout", "in_out"),
     )  # fmt: skip
-    for gradient, is_wanted in zip(gradients, wanted, strict=False):
-        if not is_wanted:
+    for gradient, index in ((dx, 0), (db, 2)):
+        if not c.wants(index):
             gradient.name = ""
-    return [gradient if is_wanted else None for gradient, is_wanted in zip(gradients, wanted, strict=False)]
+    return dx, dw, db if c.has(2) else None
 
 
 @vjp(operators.CROSS_ENTROPY.name, domain=operators.DOMAIN, inputs=(0,))
