@@ -31,16 +31,22 @@ __device__ inline float4 FromLane(float4 value, int offset) {
                      FromLane(value.w, offset));
 }
 
+// Combines the values of the `lanes` threads of the warp around this one, a power of two, and gives every one of them the
+// result. All threads of the warp must call it together.
+template <class Combine, class Value>
+__device__ Value OverWarp(Value value, int lanes = kWarpThreads) {
+  const Combine combine;
+  for (int offset = lanes / 2; offset > 0; offset /= 2) value = combine(value, FromLane(value, offset));
+  return value;
+}
+
 // Combines the values of the `group` threads around this one and gives every one of them the result. `group`
 // divides the block: a power of two up to a warp, or whole warps. All threads of the block must call it
 // together. `warp_values` holds one value for each warp; two calls in a row must not be given the same one, or
 // the second would overwrite what is still being read.
 template <class Combine, class Value>
 __device__ Value OverGroup(Value value, int group, Value* warp_values) {
-  const Combine combine;
-  for (int offset = min(group, kWarpThreads) / 2; offset > 0; offset /= 2) {
-    value = combine(value, FromLane(value, offset));
-  }
+  value = OverWarp<Combine>(value, min(group, kWarpThreads));
   if (group <= kWarpThreads) return value;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread % kWarpThreads == 0) warp_values[thread / kWarpThreads] = value;
@@ -48,7 +54,7 @@ __device__ Value OverGroup(Value value, int group, Value* warp_values) {
   const int warps = group / kWarpThreads;
   const Value* first = warp_values + thread / group * warps;
   Value result = first[0];
-  for (int warp = 1; warp < warps; ++warp) result = combine(result, first[warp]);
+  for (int warp = 1; warp < warps; ++warp) result = Combine()(result, first[warp]);
   return result;
 }
 

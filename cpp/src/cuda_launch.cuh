@@ -31,6 +31,16 @@ OrtOpsStatus Start(void (*kernel)(TArguments), const char* name, const Launch& l
   return CheckCuda(cudaLaunchKernelEx(&config, kernel, arguments), name);
 }
 
+// Lets a kernel have all the shared memory of a block. The limit belongs to the kernel, not to the launch: were each launch
+// to set its own size, another thread's would be refused in between.
+template <class TArguments>
+OrtOpsStatus AllowSharedMemory(void (*kernel)(TArguments), int shared_bytes_per_block) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           shared_bytes_per_block);
+  return CheckCuda(error, "asking for shared memory");
+}
+
 inline dim3 Grid(int64_t x, int64_t y = 1) { return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)); }
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }

@@ -76,6 +76,8 @@ std::vector<Op> Table(bool infer) {
       {kAddLayerNormGrad, kCudaProvider, {kFloat16, kFloat}, infer},
       {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kBFloat16}, infer},
       {kAddLayerNormGrad, kCudaProvider, {kBFloat16, kFloat}, infer},
+      {kAttention, kCudaProvider, {}, infer},
+      {kAttentionGrad, kCudaProvider, {}, infer},
       {kBatchNormGrad, kCudaProvider, {}, infer},
       {kCrossEntropy, kCudaProvider, {kInt32}, infer},
       {kCrossEntropy, kCudaProvider, {kInt64}, infer},

@@ -4,6 +4,7 @@
 #include "adamw/problem.h"
 #include "add_layer_norm/problem.h"
 #include "add_layer_norm_grad/cpu.h"
+#include "attention/problem.h"
 #include "batch_norm_grad/problem.h"
 #include "cross_entropy/problem.h"
 #include "gelu_grad/problem.h"
@@ -23,6 +24,13 @@ void RunPiece(const Problem&, int64_t, int64_t) { std::abort(); }
 namespace add_layer_norm {
 void RunRows(const Problem&, int64_t, int64_t) { std::abort(); }
 }  // namespace add_layer_norm
+
+namespace attention {
+int64_t ForwardScratch(const Problem&) { return 0; }
+int64_t BackwardScratch(const Problem&) { return 0; }
+void RunForward(const Forward&, int64_t, float*) { std::abort(); }
+void RunBackward(const Backward&, int64_t, float*) { std::abort(); }
+}  // namespace attention
 
 namespace batch_norm_grad {
 void RunChannel(const Problem&, int64_t) { std::abort(); }

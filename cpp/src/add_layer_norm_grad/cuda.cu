@@ -39,12 +39,7 @@ OrtOpsStatus StartRowsInShared(const Problem& problem, const CudaPlan& plan, voi
   const auto kernel = config.cols_per_thread == 8    ? RowsInShared<T, 8>
                       : config.cols_per_thread == 16 ? RowsInShared<T, 16>
                                                      : RowsInShared<T, 32>;
-  // The limit belongs to the kernel, not to the launch: were each launch to set its own size, another
-  // thread's would be refused in between.
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           config.shared_bytes_limit);
-  if (const auto status = CheckCuda(error, "asking for shared memory")) return status;
+  if (const auto status = AllowSharedMemory(kernel, config.shared_bytes_limit)) return status;
   const Launch launch = {Grid(config.blocks), config.threads_per_row * config.rows_per_block,
                          config.shared_bytes, stream};
   return Start(kernel, "RowsInShared", launch, arguments);

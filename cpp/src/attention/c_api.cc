@@ -17,19 +17,19 @@ constexpr int64_t kMaxTasks = 32;
 constexpr int64_t kFloatsPerLine = 16;
 
 template <class Call>
-class Executor final : public OrtOpsExecutor {
+class Executor final : public ExecutorOf<Call> {
  public:
   Executor(const Call& call, int64_t scratch, void (*run)(const Call&, int64_t, float*))
-      : OrtOpsExecutor(static_cast<size_t>(Tasks(call) * LineFloats(scratch)) * sizeof(float)),
-        call_(call),
+      : ExecutorOf<Call>(call, static_cast<size_t>(Tasks(call) * LineFloats(scratch)) * sizeof(float)),
         scratch_(LineFloats(scratch)),
         run_(run) {}
 
   OrtOpsStatus Run(void* workspace, const OrtOpsParallelFor* parallel_for) const override {
-    const int64_t tasks = Tasks(call_);
+    const Call& call = this->problem;
+    const int64_t tasks = Tasks(call);
     return ParallelFor(parallel_for, tasks, [&](int64_t task) {
       float* scratch = static_cast<float*>(workspace) + task * scratch_;
-      for (int64_t unit = task; unit < call_.batch * call_.heads; unit += tasks) run_(call_, unit, scratch);
+      for (int64_t unit = task; unit < call.batch * call.heads; unit += tasks) run_(call, unit, scratch);
     });
   }
 
@@ -37,7 +37,6 @@ class Executor final : public OrtOpsExecutor {
   static int64_t Tasks(const Problem& problem) { return std::min(kMaxTasks, problem.batch * problem.heads); }
   static int64_t LineFloats(int64_t floats) { return (floats + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine; }
 
-  const Call call_;
   const int64_t scratch_;
   void (*const run_)(const Call&, int64_t, float*);
 };

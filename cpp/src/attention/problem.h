@@ -1,9 +1,13 @@
-// The checked description of one Attention or AttentionGrad call, and the work on one head of one batch entry.
+// The checked description of one Attention or AttentionGrad call, and the work on one head of one batch entry,
+// or on CUDA.
 #ifndef ORT_OPS_ATTENTION_PROBLEM_H_
 #define ORT_OPS_ATTENTION_PROBLEM_H_
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cuda_device.h"
+#include "ort_ops/ort_ops.h"
 
 namespace ort_ops::attention {
 
@@ -63,6 +67,12 @@ int64_t BackwardScratch(const Problem& problem);
 // Head unit % heads of batch entry unit / heads. `scratch` is aligned to 64 bytes. The instruction set is chosen inside.
 void RunForward(const Forward& problem, int64_t unit, float* scratch);
 void RunBackward(const Backward& problem, int64_t unit, float* scratch);
+
+// On CUDA (executor.h).
+OrtOpsStatus PlanCuda(const Forward& call, const CudaDevice& device, size_t* workspace_bytes);
+OrtOpsStatus PlanCuda(const Backward& call, const CudaDevice& device, size_t* workspace_bytes);
+OrtOpsStatus LaunchCuda(const Forward& call, const CudaDevice& device, void* workspace, void* stream);
+OrtOpsStatus LaunchCuda(const Backward& call, const CudaDevice& device, void* workspace, void* stream);
 
 }  // namespace ort_ops::attention
 
