@@ -15,6 +15,7 @@ extern const OpDescription kAddLayerNormGrad;
 extern const OpDescription kAttention;
 extern const OpDescription kAttentionGrad;
 extern const OpDescription kBatchNormGrad;
+extern const OpDescription kConvGrad;
 // Variable(0): the type of the labels.
 extern const OpDescription kCrossEntropy;
 extern const OpDescription kCrossEntropyGrad;

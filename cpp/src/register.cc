@@ -49,6 +49,7 @@ std::vector<Op> Table(bool infer) {
       {kAttention, kCpuProvider, {}, infer},
       {kAttentionGrad, kCpuProvider, {}, infer},
       {kBatchNormGrad, kCpuProvider, {}, infer},
+      {kConvGrad, kCpuProvider, {}, infer},
       {kCrossEntropy, kCpuProvider, {kInt32}, infer},
       {kCrossEntropy, kCpuProvider, {kInt64}, infer},
       {kCrossEntropyGrad, kCpuProvider, {kInt32}, infer},

@@ -22,6 +22,7 @@ from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD, AddLayerN
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.batch_norm_grad import BATCH_NORM_GRAD, BatchNormGrad
 from ort_ops.operators.catalogue import OPERATORS, REFERENCE_OPS
+from ort_ops.operators.conv_grad import CONV_GRAD, ConvGrad
 from ort_ops.operators.cross_entropy import (
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
@@ -44,6 +45,7 @@ __all__ = [
     "ATTENTION",
     "ATTENTION_GRAD",
     "BATCH_NORM_GRAD",
+    "CONV_GRAD",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_GRAD",
     "DOMAIN",
@@ -61,6 +63,7 @@ __all__ = [
     "AddLayerNormGrad",
     "Attribute",
     "BatchNormGrad",
+    "ConvGrad",
     "CrossEntropy",
     "CrossEntropyGrad",
     "EmbeddingGrad",

@@ -9,6 +9,7 @@ from ort_ops.operators.add_layer_norm import ADD_LAYER_NORM
 from ort_ops.operators.add_layer_norm_grad import ADD_LAYER_NORM_GRAD
 from ort_ops.operators.attention import ATTENTION, ATTENTION_GRAD
 from ort_ops.operators.batch_norm_grad import BATCH_NORM_GRAD
+from ort_ops.operators.conv_grad import CONV_GRAD
 from ort_ops.operators.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from ort_ops.operators.embedding_grad import EMBEDDING_GRAD
 from ort_ops.operators.gelu_grad import GELU_GRAD
@@ -24,6 +25,7 @@ OPERATORS: tuple[Operator, ...] = (
     ATTENTION,
     ATTENTION_GRAD,
     BATCH_NORM_GRAD,
+    CONV_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
     EMBEDDING_GRAD,

@@ -271,14 +271,19 @@ def layout_text(layout: str) -> str:
 
 
 def conv_grad(
-    size: tuple[int, ...], kernel: tuple[int, ...], positions: tuple[int, ...], **attributes: object
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    positions: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    pads: tuple[int, ...],
 ) -> Case:
     x, w = normal(5, 3, *size), normal(7, 3, *kernel)
     return Case(
         "ConvGrad",
         {"dy": normal(5, 7, *positions), "x": x, "w": w},
         ("dx", "dw", "db"),
-        attributes,
+        {"strides": strides, "dilations": dilations, "pads": pads, "group": 1},
         4e-6,
         refused=(
             ({"w": normal(7, 4, *kernel)}, "x must have 4 channels, group times those of w [7,4,"),
@@ -380,10 +385,10 @@ CASES = {
     "BatchNormGrad": batch_norm_grad(6, 5, 11, 37),
     "BatchNormGrad without spatial axes": batch_norm_grad(40, 9),
     "BatchNormGrad of one spatial axis": batch_norm_grad(6, 5, 2100),
-    "ConvGrad": conv_grad((12, 13), (3, 2), (12, 12), pads=[1, 0, 1, 0]),
-    "ConvGrad of one axis": conv_grad((40,), (4,), (19,), strides=[2], dilations=[2], pads=[1, 2]),
+    "ConvGrad": conv_grad((12, 13), (3, 2), (12, 12), (1, 1), (1, 1), (1, 0, 1, 0)),
+    "ConvGrad of one axis": conv_grad((40,), (4,), (19,), (2,), (2,), (1, 2)),
     "ConvGrad of three axes": conv_grad(
-        (5, 6, 7), (2, 3, 2), (5, 3, 7), strides=[1, 2, 1], dilations=[1, 1, 1], pads=[1, 1, 0, 0, 1, 1]
+        (5, 6, 7), (2, 3, 2), (5, 3, 7), (1, 2, 1), (1, 1, 1), (1, 1, 0, 0, 1, 1)
     ),
     **{
         f"{case.operator} {dtype.__name__}": case
