@@ -1,5 +1,6 @@
 // Phase one of ConvGrad, and what its executor hands to the caller's threads.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,23 @@ namespace {
 
 // Units of work share pieces of scratch memory; that many are enough for as many threads.
 constexpr int64_t kMaxTasks = 16;
+
+// Hands out the pieces: a task takes the first that is free, because that is likely to be in the cache still.
+class Pieces {
+ public:
+  int Take() {
+    uint32_t taken = taken_.load(std::memory_order_relaxed);
+    for (;;) {
+      int piece = 0;
+      while (taken >> piece & 1) ++piece;
+      if (taken_.compare_exchange_weak(taken, taken | uint32_t{1} << piece, std::memory_order_acquire)) return piece;
+    }
+  }
+  void Return(int piece) { taken_.fetch_and(~(uint32_t{1} << piece), std::memory_order_release); }
+
+ private:
+  std::atomic<uint32_t> taken_{0};
+};
 
 int64_t TasksFor(int64_t units) { return std::min(kMaxTasks, units); }
 
@@ -63,8 +81,11 @@ class Executor final : public OrtOpsExecutor {
   OrtOpsStatus ForEachUnit(int64_t units, float* scratch, const OrtOpsParallelFor* parallel_for,
                            const Unit& run) const {
     const int64_t tasks = TasksFor(units);
+    Pieces pieces;
     return ParallelFor(parallel_for, tasks, [&](int64_t task) {
-      for (int64_t unit = task; unit < units; unit += tasks) run(unit, scratch + task * ScratchFloats(plan_));
+      const int piece = pieces.Take();
+      for (int64_t unit = task; unit < units; unit += tasks) run(unit, scratch + piece * ScratchFloats(plan_));
+      pieces.Return(piece);
     });
   }
 

@@ -22,19 +22,31 @@ constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(D()));
 
 // ---------------------------------------------------------------- copying
 
-// These two write whole vectors, up to kLanes - 1 floats too many: what lies behind is written later.
+// These two write whole vectors, up to kLanes - 1 floats too many: what lies behind is written later. The second tells
+// how many floats are as they should be, where zeros are to follow.
 HWY_INLINE void WriteZeros(float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) hn::StoreU(hn::Zero(D()), D(), to + i);
 }
 
-HWY_INLINE void WriteCopy(const float* from, int64_t step, int64_t count, float* to) {
-  if (step != 1) {
-    for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
-    return;
-  }
+HWY_INLINE int64_t WriteCopy(const float* from, int64_t step, int64_t count, float* to) {
   int64_t i = 0;
+  if (step == 2) {
+    // The last load ends with the element behind its last, which is there where it is not the row's last.
+    for (; i + kLanes < count; i += kLanes) {
+      V wanted;
+      V other;
+      hn::LoadInterleaved2(D(), from + 2 * i, wanted, other);
+      hn::StoreU(wanted, D(), to + i);
+    }
+  }
+  if (step != 1) {
+    for (; i < count; ++i) to[i] = from[i * step];
+    return count;
+  }
   for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(D(), from + i), D(), to + i);
-  if (i < count) hn::StoreU(hn::LoadN(D(), from + i, static_cast<size_t>(count - i)), D(), to + i);
+  if (i == count) return count;
+  hn::StoreU(hn::LoadN(D(), from + i, static_cast<size_t>(count - i)), D(), to + i);
+  return i + kLanes;
 }
 
 // The i in [0, count) for which start + i * step is in [0, size).
@@ -63,13 +75,13 @@ struct Sample {
 
 // Rows become `pitch` and slices `slice` floats long, filled up with zeros.
 void Pack(const Channel& from, const Sample& sample, int64_t pitch, int64_t slice, float* to) {
-  const auto& [start, step, count] = sample;
-  const Range columns = Within(start[2], step[2], count[2], from.size[2]);
-  for (int64_t i = 0; i < count[0]; ++i) {
+  const auto& [start, step, counts] = sample;
+  const Range columns = Within(start[2], step[2], counts[2], from.size[2]);
+  for (int64_t i = 0; i < counts[0]; ++i) {
     const int64_t from_slice = start[0] + i * step[0];
     const bool has_slice = from_slice >= 0 && from_slice < from.size[0];
     float* row = to + i * slice;
-    for (int64_t j = 0; j < count[1]; ++j, row += pitch) {
+    for (int64_t j = 0; j < counts[1]; ++j, row += pitch) {
       const int64_t from_row = start[1] + j * step[1];
       if (!has_slice || from_row < 0 || from_row >= from.size[1]) {
         WriteZeros(row, pitch);
@@ -77,8 +89,10 @@ void Pack(const Channel& from, const Sample& sample, int64_t pitch, int64_t slic
       }
       const float* source = from.data + (from_slice * from.size[1] + from_row) * from.size[2] + start[2];
       WriteZeros(row, columns.begin);
-      WriteCopy(source + columns.begin * step[2], step[2], columns.end - columns.begin, row + columns.begin);
-      WriteZeros(row + columns.end, pitch - columns.end);
+      const int64_t count = columns.end - columns.begin;
+      const int64_t end =
+          columns.begin + WriteCopy(source + columns.begin * step[2], step[2], count, row + columns.begin);
+      WriteZeros(row + end, pitch - end);
     }
     WriteZeros(row, to + (i + 1) * slice - row);
   }

@@ -12,7 +12,10 @@ constexpr int64_t kWantedUnits = 16;
 constexpr int64_t kPartialFloats = 1 << 20;
 // So many positions in a sum, or more, that adding up the lanes of its vectors costs little.
 constexpr int64_t kPositionsInSum = 1 << 10;
-constexpr int64_t kMaxChannels = 32;
+// Channels and filters of a unit: enough that sums cost more than copying what they are of. More of a small kernel's
+// elements would leave room for fewer positions.
+constexpr int64_t kKernelElements = 288;
+constexpr int64_t kMaxChannels = 64;
 constexpr int64_t kMaxFilters = 64;
 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
@@ -67,6 +70,13 @@ struct Blocking {
     return true;
   }
 };
+
+// The largest blocks, of `total` positions or cells.
+Blocking LargestBlocks(const Problem& problem, const Extent& total) {
+  constexpr int64_t kRowsOfSums = 4;  // that the kernels work on at a time
+  const int64_t channels = std::min(kMaxChannels, RoundUp(DivideUp(kKernelElements, problem.KernelSize()), kRowsOfSums));
+  return {total, std::min(channels, problem.channels), std::min(kMaxFilters, problem.filters)};
+}
 
 Extent ExtentOf(const Plan& plan, int64_t (*length)(const Axis&, const Cells&)) {
   Extent extent;
@@ -133,7 +143,7 @@ void LayOut(const Plan& plan, WeightPlan& weight) {
 WeightPlan MakeWeightPlan(const Plan& plan) {
   const Problem& problem = plan.problem;
   const Extent total = ExtentOf(plan, [](const Axis& axis, const Cells&) { return axis.positions; });
-  Blocking blocking = {total, std::min(kMaxChannels, problem.channels), std::min(kMaxFilters, problem.filters)};
+  Blocking blocking = LargestBlocks(problem, total);
   WeightPlan weight = {};
   weight.images = 1;
   do {
@@ -192,7 +202,7 @@ void LayOut(const Plan& plan, InputPlan& input) {
 InputPlan MakeInputPlan(const Plan& plan) {
   const Problem& problem = plan.problem;
   const Extent total = ExtentOf(plan, [](const Axis&, const Cells& cells) { return cells.end - cells.begin; });
-  Blocking blocking = {total, std::min(kMaxChannels, problem.channels), std::min(kMaxFilters, problem.filters)};
+  Blocking blocking = LargestBlocks(problem, total);
   InputPlan input = {};
   do {
     input.channels = blocking.channels;
