@@ -135,16 +135,15 @@ class ConvGrad(OpRun):
             of_y = slice(number * filters, (number + 1) * filters)
             window = zip(element, strides, dilations, dy.shape[2:], strict=True)
             places = (slice(k * d, k * d + (count - 1) * s + 1, s) for k, s, d, count in window)
-            seen, weights, gradient = (
-                (slice(None), of_x, *places),
-                (of_y, slice(None), *element),
-                wide_dy[:, of_y],
-            )
+            seen, weights = (slice(None), of_x, *places), (of_y, slice(None), *element)
+            gradient = wide_dy[:, of_y]
             dw[weights] = np.tensordot(gradient, padded[seen], (summed, summed))
             dpadded[seen] += np.moveaxis(np.tensordot(gradient, wide_w[weights], (1, 0)), -1, 1)
-        inside = (slice(first, first + count) for first, count in zip(begin, x.shape[2:], strict=True))
-        dx = dpadded[(slice(None), slice(None), *inside)]
-        return tuple(array.astype(np.float32) for array in (dx, dw, wide_dy.sum(summed)))
+        sizes = zip(begin, x.shape[2:], strict=True)
+        inside = (slice(None), slice(None), *(slice(first, first + count) for first, count in sizes))
+        dx = dpadded[inside]
+        db = wide_dy.sum(summed)
+        return dx.astype(np.float32), dw.astype(np.float32), db.astype(np.float32)
 
 
 CONV_GRAD = Operator(

@@ -5,6 +5,8 @@ many threads."""
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -165,6 +167,66 @@ def test_an_image_network_without_the_plugin(attributes: str) -> None:
             expected = wide[name[0]].grad.numpy()
             # some fifty roundings of the largest
             np.testing.assert_allclose(results[name], expected, rtol=0, atol=5e-6 * np.abs(expected).max())
+
+
+CONVOLUTION = """g ({kind}[3,4,{size}] x, {kind}[6,{channels},3,2] w, {kind}[6] b) => ({kind} loss) {{
+    y = Conv<{attributes}>(x, w, b)  q = Mul(y, y)  r = Mul(q, y)  loss = ReduceSum<keepdims=0>(r) }}"""
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names", "options", "operators"),
+    [
+        ("pads=[1,0,2,1], strides=[2,1]", "xwb", {}, 1),
+        ("dilations=[2,3]", "xwb", {"size": "H,W"}, 1),
+        ("group=2, pads=[1,1,1,1]", "w", {"channels": 2}, 1),
+        ("kernel_shape=[3,2]", "wb", {}, 1),
+        ('auto_pad="SAME_LOWER", strides=[2,2]', "xw", {}, 1),
+        ('auto_pad="SAME_LOWER", strides=[2,2]', "xw", {"size": "H,W"}, 0),
+        ("pads=[1,0,2,1]", "xb", {}, 0),
+        ("strides=[2,2]", "xwb", {"kind": "double"}, 0),
+    ],
+    ids=[
+        "strided", "dilated", "grouped", "input not trained", "same", "same of unknown size", "weight not trained",
+        "double",
+    ],
+)  # fmt: skip
+def test_a_convolution_without_the_plugin(attributes: str, names: str, options: dict, operators: int) -> None:
+    """In one operator where that takes it; the same by its body, and by PyTorch."""
+    defaults = {"kind": "float", "size": "9,10", "channels": 4}
+    text = CONVOLUTION.format(attributes=attributes, **(defaults | options))
+    training = build_gradient_model(parse(text), list(names))
+    kinds = [node.op_type for node in training.graph.node]
+    assert kinds.count("ConvGrad") == operators
+    assert ("ConvTranspose" in kinds or kinds.count("Conv") > 1) == (operators == 0)
+    dtype = np.float64 if options.get("kind") == "double" else np.float32
+    shapes = {"x": (3, 4, 9, 10), "w": (6, options.get("channels", 4), 3, 2), "b": (6,)}
+    feeds = {name: GENERATOR.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    wide = {
+        name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in feeds.items()
+    }
+    numbers = {
+        key: [int(n) for n in value.split(",")]
+        for key, value in re.findall(r"(\w+)=\[([\d,]+)\]", attributes)
+    }
+    top, left, bottom, right = numbers.get("pads", [1, 0, 1, 0] if "SAME" in attributes else [0] * 4)
+    y = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(wide["x"], (left, right, top, bottom)), wide["w"], wide["b"],
+        numbers.get("strides", 1), 0, numbers.get("dilations", 1), 2 if "group=2" in attributes else 1,
+    )  # fmt: skip
+    (y**3).sum().backward()
+    wanted = [f"{name}_grad" for name in names]
+    if dtype == np.float64:  # ONNX Runtime's Conv does not know double
+        runs = [ReferenceEvaluator(training).run(wanted, feeds)]
+    else:
+        stock = onnxruntime.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
+        runs = [stock.run(wanted, feeds), [run(training, **feeds)[name] for name in wanted]]
+    for results in (dict(zip(wanted, results, strict=True)) for results in runs):
+        for name in names:
+            expected = wide[name].grad.numpy()
+            # some hundred roundings of the largest, and those of y, whose square they are multiplied by
+            np.testing.assert_allclose(
+                results[f"{name}_grad"], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name
+            )
 
 
 HALF = """g ({kind}[2,3,8] x, {kind}[8,8] w, {kind}[8] b, {kind}[8] gamma) => (float loss) {{
