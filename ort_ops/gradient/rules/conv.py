@@ -178,12 +178,10 @@ def conv(c: Vjp) -> Grads:
     x, weight, dy = c.x(0), c.x(1), c.dy()
     window = _Window(c, x, _kernel_of(c, weight), c.y())
     group = c.int_attr("group", 1)
-    pads = [window.pad_begin.const_value, window.pad_end.const_value]
+    begin, end = window.pad_begin.const_value, window.pad_end.const_value
     simple = len(window.kernel) <= 3 and x.dtype == ir.DataType.FLOAT
-    if simple and c.wants(1) and all(pad is not None for pad in pads):
-        return _conv_grad(
-            c, window, [int(size) for pad in pads if pad is not None for size in pad.numpy()], group
-        )
+    if simple and c.wants(1) and begin is not None and end is not None:
+        return _conv_grad(c, window, [*begin.numpy().tolist(), *end.numpy().tolist()], group)
     dx = _input_gradient(c, weight, dy, window, x, c.y(), group) if c.wants(0) else None
     dw = None
     if c.wants(1):
@@ -194,14 +192,14 @@ def conv(c: Vjp) -> Grads:
 
 def _conv_grad(c: Vjp, window: _Window, pads: list[int], group: int) -> Grads:
     operator = operators.CONV_GRAD
-    dx, dw, db = c.multi(
+    gradients = c.multi(
         operator.name, c.dy(), c.x(0), c.x(1), domain=operator.domain, version=operator.version, outputs=3,
         strides=window.strides, dilations=window.dilations, pads=pads, group=group,
     )  # fmt: skip
-    for gradient, index in ((dx, 0), (db, 2)):
+    for index, gradient in enumerate(gradients):
         if not c.wants(index):
             gradient.name = ""
-    return dx, dw, db if c.has(2) else None
+    return [gradient if c.wants(index) else None for index, gradient in enumerate(gradients)]
 
 
 @vjp("ConvTranspose", limits="with auto_pad or output_shape the input's spatial size must be known")
