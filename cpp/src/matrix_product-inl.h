@@ -26,8 +26,9 @@ namespace ort_ops {
 
 constexpr int64_t kTileRows = 6;
 
-// A panel of B of this depth, 16 KiB with AVX2, stays in the first cache while the tiles above one another use it.
-constexpr int64_t kPanelDepth = 256;
+// A panel of B of this depth, 24 KiB with AVX2, stays in the first cache while the tiles above one another use it. Measured:
+// with 256 a training step takes 5 % longer, with 512 1 %.
+constexpr int64_t kPanelDepth = 384;
 
 }  // namespace ort_ops
 #endif
@@ -104,9 +105,13 @@ template <int64_t kWidth>
 HWY_INLINE void PackPanels(StridedMatrix matrix, int64_t rows, int64_t depth, float* HWY_RESTRICT panels) {
   const int64_t whole = rows / kWidth * kWidth;
   if (matrix.row == 1) {
-    // Column by column: the lines that a column shares with the next panels' are read once.
+    // Column by column: the lines that a column shares with the next panels' are read once. The columns lie too far apart
+    // for the processor to fetch the next ones by itself.
+    constexpr int64_t kAhead = 16;
+    constexpr int64_t kLine = 16;  // floats
     for (int64_t k = 0; k < depth; ++k) {
       const float* from = matrix.data + k * matrix.column;
+      for (int64_t i = 0; i < whole && k + kAhead < depth; i += kLine) hwy::Prefetch(from + kAhead * matrix.column + i);
       for (int64_t i = 0; i < whole; i += kWidth) {
         std::memcpy(panels + i * depth + k * kWidth, from + i, kWidth * sizeof(float));
       }

@@ -21,12 +21,13 @@ struct ProductBlock {
   float* packed_b;
 };
 
-constexpr int64_t kBlockDepth = 1024;
-constexpr int64_t kBlockColumns = 1024;
+constexpr int64_t kBlockDepth = 1536;
+constexpr int64_t kBlockColumns = 1536;
 constexpr int64_t kWidestPanel = 32;   // columns, of the widest vectors
-constexpr int64_t kMaxRowPanels = 8;    // of one task; with kPanelDepth they are 48 KiB, which its stack holds
+constexpr int64_t kMaxRowPanels = 8;    // of one task; with kPanelDepth they are 72 KiB, which its stack holds
 
-constexpr int64_t kMinTasks = 8;        // as many, or a multiple: even for any small power of two of threads
+constexpr int64_t kMinTasks = 8;
+constexpr int64_t kEvenTasks = 4;       // a multiple of it: as much for each of two or four threads
 
 struct Range {
   int64_t begin;
@@ -39,6 +40,9 @@ constexpr Range Piece(int64_t size, int64_t index, int64_t pieces) {
 }
 
 constexpr int64_t CeilDiv(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+// The size of the pieces of `count`, at most `largest`, when they are as large as one another.
+constexpr int64_t EvenSize(int64_t count, int64_t largest) { return CeilDiv(count, CeilDiv(count, largest)); }
 
 }  // namespace ort_ops
 #endif
@@ -54,8 +58,9 @@ void PackPanel(const ProductBlock& block, int64_t panel) {
   const MatrixProduct& product = block.product;
   const int64_t j = panel * kTileColumns;
   const int64_t padded = ColumnPanels(product.columns) * kTileColumns;
-  for (int64_t k = 0; k < product.depth; k += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, product.depth - k);
+  const int64_t panel_depth = EvenSize(product.depth, kPanelDepth);
+  for (int64_t k = 0; k < product.depth; k += panel_depth) {
+    const int64_t depth = std::min(panel_depth, product.depth - k);
     PackPanels<kTileColumns>(Transposed(Part(product.b, k, j)), std::min(kTileColumns, product.columns - j), depth,
                              block.packed_b + k * padded + j * depth);
   }
@@ -72,8 +77,9 @@ void MultiplyPart(const ProductBlock& block, Range row_panels, Range column_pane
   const int64_t padded = ColumnPanels(product.columns) * kTileColumns;
   float* c = product.c + i * block.c_row + j;
   const float* bias = product.bias == nullptr ? nullptr : product.bias + j;
-  for (int64_t k = 0; k < product.depth; k += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, product.depth - k);
+  const int64_t panel_depth = EvenSize(product.depth, kPanelDepth);
+  for (int64_t k = 0; k < product.depth; k += panel_depth) {
+    const int64_t depth = std::min(panel_depth, product.depth - k);
     const StridedMatrix a = Part(product.a, i, k);
     const float* panels = block.packed_b + k * padded + j * depth;
     const Addend addend = block.is_first && k == 0 ? Addend{bias, 0} : Addend{c, block.c_row};
@@ -109,7 +115,8 @@ OrtOpsStatus RunBlock(const ProductBlock& block, const OrtOpsParallelFor* parall
   int64_t column_pieces = 1;
   if (row_pieces < kMinTasks) {
     // Not thinner pieces of rows: each panel of B that a task loads should serve many of them.
-    column_pieces = std::min(column_panels, CeilDiv(kMinTasks, std::max<int64_t>(row_pieces, 1)));
+    while (row_pieces * column_pieces < kMinTasks || row_pieces * column_pieces % kEvenTasks != 0) ++column_pieces;
+    column_pieces = std::min(column_panels, column_pieces);
   } else {
     row_pieces = std::min(row_panels, CeilDiv(row_pieces, kMinTasks) * kMinTasks);
   }
@@ -138,11 +145,17 @@ size_t MultiplyWorkspaceBytes(const MatrixProduct& product) {
 }
 
 OrtOpsStatus Multiply(const MatrixProduct& product, void* workspace, const OrtOpsParallelFor* parallel_for) {
-  if (product.depth == 0) FillWithBias(product);
-  for (int64_t j = 0; j < product.columns; j += kBlockColumns) {
-    const int64_t columns = std::min(kBlockColumns, product.columns - j);
-    for (int64_t k = 0; k < product.depth; k += kBlockDepth) {
-      const int64_t depth = std::min(kBlockDepth, product.depth - k);
+  if (product.rows == 0 || product.columns == 0) return ORT_OPS_SUCCESS;
+  if (product.depth == 0) {
+    FillWithBias(product);
+    return ORT_OPS_SUCCESS;
+  }
+  const int64_t block_columns = EvenSize(product.columns, kBlockColumns);
+  const int64_t block_depth = EvenSize(product.depth, kBlockDepth);
+  for (int64_t j = 0; j < product.columns; j += block_columns) {
+    const int64_t columns = std::min(block_columns, product.columns - j);
+    for (int64_t k = 0; k < product.depth; k += block_depth) {
+      const int64_t depth = std::min(block_depth, product.depth - k);
       const StridedMatrix a = {product.a.data + k * product.a.column, product.a.row, product.a.column};
       const StridedMatrix b = {product.b.data + k * product.b.row + j * product.b.column, product.b.row,
                                product.b.column};

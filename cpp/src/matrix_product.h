@@ -29,7 +29,7 @@ struct MatrixProduct {
   float* c;
 };
 
-// What Multiply needs; at most 4 MiB. A multiple of a cache line.
+// What Multiply needs; at most 9 MiB. A multiple of a cache line.
 size_t MultiplyWorkspaceBytes(const MatrixProduct& product);
 
 // The order in which products are summed depends on `depth` alone, and so the bits do not on the number of threads. The

@@ -15,11 +15,11 @@ from oracle import FLOAT, FLOAT32_ROUNDOFF
 
 LAYOUTS = ("in_out", "out_in")
 
-# Rows, inputs, outputs: below, at and above the sizes of tiles (6 rows, 8 to 32 columns), panels (256 deep)
-# and blocks (1024 deep and wide), alone and together.
+# Rows, inputs, outputs: below, at and above the sizes of tiles (6 rows, 8 to 32 columns), panels (384 deep)
+# and blocks (1536 deep and wide), alone and together.
 SIZES = (
-    (1, 1, 1), (1, 7, 33), (5, 3, 2), (6, 256, 16), (7, 257, 17), (13, 64, 31), (50, 300, 65), (97, 33, 260),
-    (300, 20, 1050), (1100, 21, 18), (2, 1030, 40), (9, 40, 1030),
+    (1, 1, 1), (1, 7, 33), (5, 3, 2), (6, 384, 16), (7, 385, 17), (13, 64, 31), (50, 400, 65), (97, 33, 260),
+    (300, 20, 1550), (1550, 21, 18), (2, 1540, 40), (9, 40, 1540),
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_gradients_that_nobody_wants(library: Library, wanted: tuple[str, ...], 
 def test_the_same_bits_at_every_alignment_and_number_of_threads(
     library: Library, offset: int, layout: str
 ) -> None:
-    made = make_inputs(333, 300, 47, layout)
+    made = make_inputs(333, 400, 47, layout)
     y = forward(library, made["x"], made["w"], made["b"], layout)
     gradients = backward(library, made["dy"], made["x"], made["w"], layout)
     for threads in (None, Threads(2), Threads(5)):
