@@ -79,6 +79,7 @@ CASES = {
     "2x2 of two in a row": ((3, 5, 6, 5), (2, 2), (2, 2), (0, 0), False),
     "2x2 overlapping": ((2, 3, 7, 22), (2, 2), (1, 2), (0, 0), False),
     "every other element": ((2, 3, 7, 41), (1, 1), (2, 2), (0, 0), False),
+    "several windows at each border": ((2, 3, 9, 20), (5, 5), (1, 1), (2, 2), False),
     "threes": ((2, 3, 9, 64), (3, 3), (3, 3), (0, 1), False),
 }
 
