@@ -5,8 +5,8 @@ include(CheckLanguage)
 
 set(ORT_OPS_CUDA AUTO CACHE STRING "Build the CUDA kernels: ON, OFF, or AUTO (where nvcc is found)")
 set_property(CACHE ORT_OPS_CUDA PROPERTY STRINGS AUTO ON OFF)
-# A device runs what was built for its own major version and no newer minor one: 86 serves 87, 100 serves 103.
-set(ORT_OPS_CUDA_ARCHITECTURES 75 80 86 89 90 100 120
+# A device runs what was built for its own major version and no newer minor one: 80 serves 86 to 89, 100 serves 103.
+set(ORT_OPS_CUDA_ARCHITECTURES 75 80 90 100 120
   CACHE STRING "Architectures to build the CUDA kernels for")
 
 set(ORT_OPS_CUDA_FOUND OFF)

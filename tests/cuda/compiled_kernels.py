@@ -15,17 +15,24 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "cpp" / "src" / "add_layer_norm_grad" / "cuda.cu"
-ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+SOURCES = ROOT / "cpp" / "src"
+KERNEL_SOURCES = (SOURCES / "add_layer_norm_grad" / "cuda.cu", SOURCES / "cuda_kernels.cu")
+ARCHITECTURES = ("75", "80", "90", "100", "120")
 
 # Registers of a thread that let as many threads stay on a multiprocessor as cuda_limits.h says.
 MAX_REGISTERS = {"8": 64, "16": 80, "32": 128}
 # sm_75 copies through registers what newer devices copy past them: there a few bytes are spilled.
 MAX_SPILLED_BYTES = {"75": 16}
+# Those that move 16 bytes at a time wherever their tensors are aligned; what they write, too, but for some
+# whose results are few.
+READS_VECTORS = {"AdamW", "AddLayerNorm", "CrossEntropy", "CrossEntropyGrad", "GeluGrad", "ReluGrad"}
+READS_VECTORS |= {"SumPieces<4>", "WriteGradients<4>"}
+WRITES_FEW = {"CrossEntropy", "SumPieces<4>"}
 
 
 @dataclass
@@ -45,41 +52,56 @@ def find_tool(name: str) -> str | None:
     return found or next(map(str, packaged), None)
 
 
-def compile_kernels(architecture: str, folder: Path) -> tuple[Path, dict[str, Kernel]]:
-    """(the object file, the kernels by their mangled names)."""
-    output = folder / f"sm_{architecture}.o"
-    command = [
-        *("nvcc", "-std=c++17", "-O3", f"-arch=sm_{architecture}", "-Xptxas", "-v"),
-        *("-I", str(ROOT / "cpp" / "src"), "-I", str(ROOT / "cpp" / "include")),
-        *("-c", str(SOURCE), "-o", str(output)),
-    ]
-    completed = subprocess.run(command, capture_output=True, text=True)
-    if completed.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{completed.stderr}")
+def compile_kernels(architecture: str, folder: Path) -> tuple[list[Path], dict[str, Kernel]]:
+    """(the object files, the kernels by their mangled names)."""
+    outputs = []
     kernels: dict[str, Kernel] = {}
-    for line in completed.stderr.splitlines():
-        if found := re.search(r"Compiling entry function '(\w+)'", line):
-            kernel = kernels.setdefault(found[1], Kernel(readable_name(found[1])))
-        elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            kernel.spilled_bytes = max(int(found[1]), int(found[2]))
-        elif found := re.search(r"Used (\d+) registers", line):
-            kernel.registers = int(found[1])
-    return output, kernels
+    for i, source in enumerate(KERNEL_SOURCES):
+        output = folder / f"sm_{architecture}_{i}.o"
+        command = [
+            *("nvcc", "-std=c++17", "-O3", f"-arch=sm_{architecture}", "-Xptxas", "-v"),
+            *("-I", str(SOURCES), "-I", str(ROOT / "cpp" / "include")),
+            *("-c", str(source), "-o", str(output)),
+        ]
+        completed = subprocess.run(command, capture_output=True, text=True)
+        if completed.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{completed.stderr}")
+        outputs.append(output)
+        for line in completed.stderr.splitlines():
+            if found := re.search(r"Compiling entry function '(\w+)'", line):
+                kernel = kernels.setdefault(found[1], Kernel(readable_name(found[1])))
+            elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+                kernel.spilled_bytes = max(int(found[1]), int(found[2]))
+            elif found := re.search(r"Used (\d+) registers", line):
+                kernel.registers = int(found[1])
+    return outputs, kernels
 
 
 def readable_name(mangled: str) -> str:
-    found = re.search(r"grad\d+([A-Z][A-Za-z]+?)(?:I(f|6__half|13__nv_bfloat16)Li(\d+)E)?E", mangled)
+    """_ZN7ort_ops9gelu_grad8GeluGradI6__halfEEv...: GeluGrad<half>."""
+
+    def identifier(text: str) -> tuple[str, str]:
+        found = re.match(r"(\d+)", text)
+        if found is None:
+            raise ValueError(f"no kernel's name: {mangled}")
+        begin, length = found.end(), int(found[1])
+        return text[begin : begin + length], text[begin + length :]
+
+    _, rest = identifier(mangled.removeprefix("_ZN7ort_ops"))
+    name, rest = identifier(rest)
+    found = re.match(r"I((?:L[is]\d+E|6__half|13__nv_bfloat16|[fils])+)E", rest)
     if found is None:
-        raise ValueError(f"no kernel's name: {mangled}")
-    types = {"f": "float", "6__half": "half", "13__nv_bfloat16": "bfloat16"}
-    return f"{found[1]}<{types[found[2]]}, {found[3]}>" if found[2] else found[1]
+        return name
+    types = {"f": "float", "i": "int", "l": "long", "s": "short"}
+    types |= {"6__half": "half", "13__nv_bfloat16": "bfloat16"}
+    arguments = re.findall(r"L[is](\d+)E|(6__half|13__nv_bfloat16|[fils])", found[1])
+    return f"{name}<{', '.join(number or types[kind] for number, kind in arguments)}>"
 
 
-def count_accesses(cuobjdump: str, output: Path, kernels: dict[str, Kernel]) -> None:
+def count_accesses(cuobjdump: str, outputs: list[Path], kernels: dict[str, Kernel]) -> None:
     """Counts the instructions that reach memory by their kind, e.g. LDG.128 or LDGSTS.128."""
-    listing = subprocess.run([cuobjdump, "-sass", str(output)], capture_output=True, text=True, check=True)
     kernel = None
-    for line in listing.stdout.splitlines():
+    for line in _machine_code(cuobjdump, outputs):
         if found := re.search(r"Function : (\w+)", line):
             kernel = kernels[found[1]]
         elif kernel and (
@@ -87,6 +109,12 @@ def count_accesses(cuobjdump: str, output: Path, kernels: dict[str, Kernel]) -> 
         ):
             width = re.search(r"\.(128|64|U16|U8)\b", found[2] or "")
             kernel.accesses[found[1] + (f".{width[1]}" if width else "")] += 1
+
+
+def _machine_code(cuobjdump: str, outputs: list[Path]) -> Iterator[str]:
+    for output in outputs:
+        command = [cuobjdump, "-sass", str(output)]
+        yield from subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def broken_rules(architecture: str, kernels: dict[str, Kernel]) -> list[str]:
@@ -111,6 +139,11 @@ def broken_rules(architecture: str, kernels: dict[str, Kernel]) -> list[str]:
                 broken.append(f"{kernel.name} does not move 16 bytes at a time")
             if kernel.accesses["LDG"] > 4 or kernel.accesses["STG"] > 2 or kernel.accesses["LDG.U16"]:
                 broken.append(f"{kernel.name} reaches its tensors in small pieces: {dict(kernel.accesses)}")
+        if READS_VECTORS & {kernel.name, kernel.name.split("<")[0]}:
+            if not kernel.accesses["LDG.128"]:
+                broken.append(f"{kernel.name} does not load 16 bytes at a time")
+            if kernel.name not in WRITES_FEW and not kernel.accesses["STG.128"]:
+                broken.append(f"{kernel.name} does not store 16 bytes at a time")
         if re.search(r"(RowSums|ColumnTiles)<\w+, [48]>", kernel.name) and not kernel.accesses["LDG.128"]:
             broken.append(f"{kernel.name} does not load 16 bytes at a time")
     return broken
@@ -121,9 +154,9 @@ def main(architectures: list[str]) -> int:
     status = 0
     with tempfile.TemporaryDirectory() as folder:
         for architecture in architectures or ARCHITECTURES:
-            output, kernels = compile_kernels(architecture, Path(folder))
+            outputs, kernels = compile_kernels(architecture, Path(folder))
             if cuobjdump:
-                count_accesses(cuobjdump, output, kernels)
+                count_accesses(cuobjdump, outputs, kernels)
             print(f"sm_{architecture}: {'kernel':<28} registers  spilled bytes  accesses")
             for kernel in sorted(kernels.values(), key=lambda kernel: kernel.name):
                 accesses = " ".join(f"{name}:{count}" for name, count in sorted(kernel.accesses.items()))

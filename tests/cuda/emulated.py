@@ -28,10 +28,10 @@ LIBRARY_SOURCES = [
     ROOT / "tests" / "cuda" / "device_library.cu",
     *(SOURCES / f"{name}.cc" for name in ("executor", "executor_cuda", "last_error")),
     *(SOURCES / f"{name}.cc" for name in ("layer_norm_checks", "tensor_checks")),
-    SOURCES / "cuda_device.cu",
     *(SOURCES / "add_layer_norm_grad" / f"{name}.cc" for name in ("cuda_plan", "plan", "problem")),
     *(kernels.with_name("c_api.cc") for kernels in sorted(SOURCES.glob("*/cuda.cu"))),
-    *sorted(SOURCES.glob("*/cuda.cu")),
+    SOURCES / "add_layer_norm_grad" / "cuda.cu",
+    *(SOURCES / f"{name}.cu" for name in ("cuda_device", "cuda_kernels")),
 ]
 EMULATED_SOURCES = [
     EMULATION / "emulator.cc",

@@ -22,7 +22,11 @@ def test_runs_through_and_reports(emulated_library_path: Path, tmp_path: Path) -
     assert all(0 < error <= 1 for error in report["numbers"].values())
     assert report["determinism"] is None
     assert {(row["dtype"], row["cols"]) for row in report["time"]} >= {("bfloat16", 64), ("float32", 16384)}
-    assert "of copy" in completed.stdout
+    assert report["operators"] == "ok"
+    operators = {row["name"].split()[0] for row in report["operators' time"]}
+    grads = {"GeluGrad", "ReluGrad", "CrossEntropyGrad", "EmbeddingGrad", "BatchNormGrad", "MaxPoolGrad"}
+    assert operators == grads | {"AdamW", "AddLayerNorm", "CrossEntropy", "Attention", "AttentionGrad"}
+    assert completed.stdout.count("of copy") == 2
 
 
 def test_a_wrong_result_and_a_stray_write_are_found(emulated_library_path: Path, monkeypatch) -> None:
@@ -41,7 +45,7 @@ def test_a_wrong_result_and_a_stray_write_are_found(emulated_library_path: Path,
         patch.setattr(device_check.Problem, "run", wrong_run)
         with pytest.raises(AssertionError, match="dx: 1 of"):
             device_check.check_numbers(device, [(7, 8)])
-    with device_check.Problem(device, make_inputs([7, 8])) as problem:
+    with device_check.norm_problem(device, make_inputs([7, 8])) as problem:
         device.fill(problem._buffers["dgamma"] + device_check.GUARD_BYTES + 8 * 4, 0, 1)
         with pytest.raises(AssertionError, match="a stray write around dgamma"):
             problem.run()

@@ -83,6 +83,7 @@ __device__ void Multiply(int rows, int columns, int depth, Operand a, Operand b,
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) right[c] = b.data + min(first + x + c * kAcross, columns - 1) * b.column;
     float sums[kRows][kColumns] = {};
+#pragma unroll 2
     for (int k = 0; k < depth; ++k) {
       float row[kColumns];
 #pragma unroll
