@@ -97,7 +97,7 @@ def measure(
 ) -> Row:
     """One row of the table.
 
-    case: a key of bench_models.CASES, or a key of GROWTH_CASES with a factor.
+    case: a key of bench_models.CASES.
     peer_python: the interpreter of an environment with onnxruntime-training and PyTorch; None leaves that
         candidate out.
 
@@ -118,21 +118,46 @@ def measure(
             losses[candidate] = workers[-1].steps(_COMPARED_STEPS)[0]
         _check_losses(losses)
         seconds = _take_turns(workers, rounds)
-        peaks = {worker.candidate: worker.peak_bytes for worker in workers}
-    return Row(case, {key: statistics.median(times) for key, times in seconds.items()}, peaks)
+        return Row(
+            case,
+            {worker.candidate: seconds[worker] for worker in workers},
+            {worker.candidate: worker.peak_bytes for worker in workers},
+        )
 
 
-def _take_turns(workers: Sequence[_Worker], rounds: int) -> dict[str, list[float]]:
-    counts = {worker.candidate: max(1, round(_TURN_SECONDS / min(worker.steps(3)[1]))) for worker in workers}
-    seconds: dict[str, list[float]] = {worker.candidate: [] for worker in workers}
+def measure_growth(grown: str, threads: int, rounds: int) -> list[Row]:
+    """Rows of ours alone for the models of GROWTH_CASES[grown] by GROWTH_FACTORS, which take turns.
+
+    Raises RuntimeError when one of them fails.
+    """
+    cases = [f"{grown} {times}" for times in GROWTH_FACTORS]
+    with ExitStack() as stack:
+        workers = []
+        for case in cases:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for candidate in ("export", "ours"):
+                worker = stack.enter_context(_Worker(candidate, case, folder, threads, sys.executable))
+                worker.steps(0)
+            workers.append(worker)
+        seconds = _take_turns(workers, rounds)
+        return [
+            Row(case, {"ours": seconds[worker]}, {"ours": worker.peak_bytes})
+            for case, worker in zip(cases, workers, strict=True)
+        ]
+
+
+def _take_turns(workers: Sequence[_Worker], rounds: int) -> dict[_Worker, float]:
+    """The median seconds of a step of each."""
+    counts = {worker: max(1, round(_TURN_SECONDS / min(worker.steps(3)[1]))) for worker in workers}
+    seconds: dict[_Worker, list[float]] = {worker: [] for worker in workers}
     for _ in range(rounds):
         for worker in random.sample(workers, len(workers)):
             # The last candidate's threads wait for work in a loop for a while; they must not take this one's
             # processors.
             time.sleep(_REST_SECONDS)
             worker.steps(1)  # wakes its threads, fills the caches
-            seconds[worker.candidate] += worker.steps(counts[worker.candidate])[1]
-    return seconds
+            seconds[worker] += worker.steps(counts[worker])[1]
+    return {worker: statistics.median(times) for worker, times in seconds.items()}
 
 
 def _check_losses(losses: dict[str, list[float]]) -> None:
@@ -171,7 +196,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def growth_markdown(rows: Sequence[Row]) -> str:
-    """Step times of models that grow by GROWTH_FACTORS, in Markdown; the ratio is to the first of each."""
+    """Step times of measure_growth's rows, in Markdown; the ratio is to the first of each."""
     first: dict[str, float] = {}
     lines = []
     for row in rows:

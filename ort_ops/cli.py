@@ -118,10 +118,10 @@ def bench_step(
         benchmark.measure(case, threads, rounds, peer_python=peer_python)
         for case in track(CASES, description="models", console=console)
     ]
-    sizes = [f"{grown} {times}" for grown in GROWTH_CASES for times in benchmark.GROWTH_FACTORS]
     growth = [
-        benchmark.measure(case, threads, 3, candidates=["ours"])
-        for case in track(sizes, description="growth", console=console)
+        row
+        for grown in track(GROWTH_CASES, description="growth", console=console)
+        for row in benchmark.measure_growth(grown, threads, rounds)
     ]
     typer.echo(f"{summary}, {threads} threads, medians of {rounds} rounds\n")
     typer.echo(benchmark.markdown(rows))

@@ -15,6 +15,13 @@ def test_candidates_take_the_same_steps_and_are_timed() -> None:
     assert all(20e6 < peak < 4e9 for peak in row.peak_bytes.values())
 
 
+def test_models_that_grow_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_step, "GROWTH_FACTORS", (1, 2))
+    rows = bench_step.measure_growth("tokens", 1, 1)
+    assert [row.case for row in rows] == ["tokens 1", "tokens 2"]
+    assert 0 < rows[0].seconds["ours"] < rows[1].seconds["ours"] < 10
+
+
 def test_a_candidate_that_fails_is_named_with_what_it_said() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)candidate 'export' failed:.*There is no such model"):
         bench_step.measure("no such model", 1, 1, candidates=("ours",))
