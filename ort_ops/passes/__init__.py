@@ -14,8 +14,8 @@ One file per pass. `prepare` runs them in the order that they need each other:
 `fuse_cross_entropy`, `fuse_attention` and `fuse_linear` come after them, because only differentiation gains
 by them and the last two must know what gradients are wanted of; then `expand_functions`, when differentiation
 knows which nodes it has no rule for; `keep_dropout` and `fuse_add_layer_norm` follow differentiation, which
-gives masks, sums and statistics their readers. Two passes are for who trains and runs models: `mixed_precision` comes before
-differentiation, `round_on_cpu` last of all.
+gives masks, sums and statistics their readers. Two passes are for who trains and runs models:
+`mixed_precision` comes before differentiation, `round_on_cpu` last of all.
 
 `use_add_layer_norm_grad` is for training graphs that were built elsewhere, so it stands alone.
 

@@ -44,6 +44,7 @@ def fused(
 
 
 PRODUCT = "p = MatMul (x, w)\n"
+RESHAPED = "\nshape = Constant <value_ints = [2, 5, 4]> ()\ny = Reshape (m, shape)"
 MATRIX = "float[10,6] x, float[6,4] w, float[4] b"
 
 
@@ -73,7 +74,7 @@ def test_a_transposed_weight_as_exporters_write_it() -> None:
 )
 def test_gemm(gemm: str, weight: str, operands: list[str], layout: str) -> None:
     count, layers = fused(
-        f"m = {gemm}\nshape = Constant <value_ints = [2, 5, 4]> ()\ny = Reshape (m, shape)",
+        f"m = {gemm}{RESHAPED}",
         f"float[10,6] x, float[{weight}] w, float[4] b",
     )
     assert count["Linear"] == 1 and count["Gemm"] == 0
@@ -103,10 +104,10 @@ def test_what_is_no_bias_stays(text: str, signature: str) -> None:
         (PRODUCT + "y = Add (p, b)", "double[2,5,6] x, double[6,4] w, double[4] b", ("w",)),
         (PRODUCT + "y = Add (p, b)", "float[2,5,6] x, float[2,6,4] w, float[4] b", ("w",)),
         ("p = MatMul (w, x)\ny = Add (p, b)", "float[2,6,4] x, float[5,6] w, float[4] b", ("w",)),
-        ("m = Gemm <alpha = 0.5> (x, w, b)\n" + "s = Constant <value_ints = [2, 5, 4]> ()\ny = Reshape (m, s)", MATRIX, ("w",)),
-        ("m = Gemm <beta = 0.5> (x, w, b)\n" + "s = Constant <value_ints = [2, 5, 4]> ()\ny = Reshape (m, s)", MATRIX, ("w",)),
+        (f"m = Gemm <alpha = 0.5> (x, w, b){RESHAPED}", MATRIX, ("w",)),
+        (f"m = Gemm <beta = 0.5> (x, w, b){RESHAPED}", MATRIX, ("w",)),
         (
-            "m = Gemm <transA = 1> (x, w, b)\ns = Constant <value_ints = [2, 5, 4]> ()\ny = Reshape (m, s)",
+            f"m = Gemm <transA = 1> (x, w, b){RESHAPED}",
             "float[6,10] x, float[6,4] w, float[4] b",
             ("w",),
         ),
