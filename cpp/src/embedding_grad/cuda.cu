@@ -51,7 +51,7 @@ __device__ int Find(const Problem& problem, int64_t chunk, int64_t first_row, in
     matches[i] = __ballot_sync(kAllLanes, is_found);
     if (thread % kWarpThreads == 0) shared.counts[i * kWarps + warp] = __popc(matches[i]);
   }
-  __syncthreads();
+  __syncthreads();  // for the counts; and what was found in the last chunk is no longer read
   int before = 0;
   for (int i = 0; i < kIndicesPerThread; ++i) {
     for (int other = 0; other < kWarps; ++other) {
@@ -98,7 +98,6 @@ __global__ void __launch_bounds__(kBlockThreads) EmbeddingGrad(const __grid_cons
           if (row[i] >= 0) sums[row[i] * tile_cols] += values[i];
         }
       }
-      __syncthreads();  // what was found is still being read
     }
     for (int row = group; has_col && row < tile_rows && first_row + row < problem.rows; row += groups) {
       problem.dtable[(first_row + row) * problem.cols + col] = sums[row * tile_cols];
