@@ -1,5 +1,5 @@
-"""Makes the helper modules in this folder importable from the tests in its subfolders, adds the option --library,
-and has the longest test files begin first where several processes share the work.
+"""Makes the helper modules in this folder importable from the tests in its subfolders, adds the option
+--library, and has the longest test files begin first where several processes share the work.
 
 pytest puts the folder of each conftest.py it finds on the path.
 """
