@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "elements-inl.h"
 #include "hwy/cache_control.h"
@@ -197,16 +198,17 @@ HWY_INLINE void MultiplyPanels(int64_t rows, int64_t columns, int64_t depth, Str
     const float* panel = panels + j * depth;
     const int64_t width = std::min(kTileColumns, columns - j);
     int64_t i = 0;
-    const auto tile = [&](auto run, int64_t count) {
+    const auto tile = [&](auto count) {
+      constexpr int kRows = count.value;
       const StridedMatrix left = kPacked
           ? StridedMatrix{a.data + i / kTileRows * kTileRows * depth + i % kTileRows, 1, kTileRows}
           : StridedMatrix{a.data + i * a.row, a.row, 1};
-      run(depth, left, panel, addend.At(i, j), c + i * c_row + j, c_row, width);
-      i += count;
+      Tile<kRows, kPacked>(depth, left, panel, addend.At(i, j), c + i * c_row + j, c_row, width);
+      i += kRows;
     };
-    while (i + 6 <= rows) tile(Tile<6, kPacked>, 6);
-    while (i + 2 <= rows) tile(Tile<2, kPacked>, 2);
-    if (i < rows) tile(Tile<1, kPacked>, 1);
+    while (i + 6 <= rows) tile(std::integral_constant<int, 6>());
+    while (i + 2 <= rows) tile(std::integral_constant<int, 2>());
+    if (i < rows) tile(std::integral_constant<int, 1>());
   }
 }
 
