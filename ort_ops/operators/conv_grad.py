@@ -94,7 +94,7 @@ def _body(_present: frozenset[str], _attributes: Mapping[str, AttributeValue]) -
 
 
 def _infer(node: Inference) -> None:
-    """dx is as x, dw as w, db has the filters of w."""
+    """dx is as x, db has the filters of w, dw is as w."""
     dy, x, w = (node.shapes.get(name) for name in ("dy", "x", "w"))
     for name, shape in (("x", x), ("w", w), ("dy", dy)):
         if shape is not None and not 3 <= len(shape) <= 5:
@@ -104,8 +104,8 @@ def _infer(node: Inference) -> None:
     if x is not None and dy is not None and not (len(x) == len(dy) and agree(dy[:1], x[:1])):
         node.fail(f"dy must have rank {len(x)} and the batch of x {text(x)}", text(dy))
     node.set_output(0, TensorProto.FLOAT, x)
-    node.set_output(1, TensorProto.FLOAT, w)
-    node.set_output(2, TensorProto.FLOAT, None if w is None else w[:1])
+    node.set_output(1, TensorProto.FLOAT, None if w is None else w[:1])
+    node.set_output(2, TensorProto.FLOAT, w)
 
 
 class ConvGrad(OpRun):
@@ -143,7 +143,7 @@ class ConvGrad(OpRun):
         inside = (slice(None), slice(None), *(slice(first, first + count) for first, count in sizes))
         dx = dpadded[inside]
         db = wide_dy.sum(summed)
-        return dx.astype(np.float32), dw.astype(np.float32), db.astype(np.float32)
+        return dx.astype(np.float32), db.astype(np.float32), dw.astype(np.float32)
 
 
 CONV_GRAD = Operator(
@@ -162,8 +162,10 @@ CONV_GRAD = Operator(
     ),
     outputs=(
         Slot("dx", "tensor(float)", "as x: its gradient", optional=True),
-        Slot("dw", "tensor(float)", "as w: its gradient"),
         Slot("db", "tensor(float)", "[filters]: gradient of the bias", optional=True),
+        # Last, because it is always there: some tools drop absent outputs at a node's end, and the runtime
+        # then refuses to inline the body.
+        Slot("dw", "tensor(float)", "as w: its gradient"),
     ),
     attributes=(
         Attribute("strides", _STRIDES, "from one position to the next"),

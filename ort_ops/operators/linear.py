@@ -168,6 +168,8 @@ LINEAR_GRAD = Operator(
     outputs=(
         Slot("dx", "tensor(float)", "as x: gradient of x", optional=True),
         Slot("db", "tensor(float)", "[out]: gradient of the bias", optional=True),
+        # Last, because it is always there: some tools drop absent outputs at a node's end, and the runtime
+        # then refuses to inline the body.
         Slot("dw", "tensor(float)", "as w: gradient of w"),
     ),
     attributes=(_LAYOUT,),

@@ -282,7 +282,7 @@ def conv_grad(
     return Case(
         "ConvGrad",
         {"dy": normal(5, 7, *positions), "x": x, "w": w},
-        ("dx", "dw", "db"),
+        ("dx", "db", "dw"),
         {"strides": strides, "dilations": dilations, "pads": pads, "group": 1},
         4e-6,
         refused=(

@@ -27,13 +27,13 @@ typedef struct OrtOpsConvolution {
 } OrtOpsConvolution;
 
 /* Phase one. All float. dy: [batch, filters, positions...]; x: [batch, channels, size...]; w: [filters, channels / groups,
- * kernel...]; dx (may be null) as x, dw as w, db (may be null) [filters], none sharing a buffer with another tensor.
+ * kernel...]; dx (may be null) as x, db (may be null) [filters], dw as w, none sharing a buffer with another tensor.
  *
  * The workspace has at most 16 parts of about 200 KB, more only where what one position sees of one channel is larger,
  * and 4 MB of partial sums. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_conv_grad_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* w, const OrtOpsTensor* dx,
-    const OrtOpsTensor* dw, const OrtOpsTensor* db, const OrtOpsConvolution* convolution, size_t* workspace_bytes,
+    const OrtOpsTensor* db, const OrtOpsTensor* dw, const OrtOpsConvolution* convolution, size_t* workspace_bytes,
     OrtOpsExecutor** executor);
 
 #ifdef __cplusplus

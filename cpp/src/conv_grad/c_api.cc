@@ -214,7 +214,7 @@ OrtOpsStatus CheckBias(const OrtOpsTensor* db, const OrtOpsTensor& w) {
 
 extern "C" OrtOpsStatus ort_ops_conv_grad_get_workspace_size(
     const OrtOpsTensor* dy, const OrtOpsTensor* x, const OrtOpsTensor* w, const OrtOpsTensor* dx,
-    const OrtOpsTensor* dw, const OrtOpsTensor* db, const OrtOpsConvolution* convolution, size_t* workspace_bytes,
+    const OrtOpsTensor* db, const OrtOpsTensor* dw, const OrtOpsConvolution* convolution, size_t* workspace_bytes,
     OrtOpsExecutor** executor) {
   using namespace ort_ops;
   using namespace ort_ops::conv_grad;
@@ -224,8 +224,8 @@ extern "C" OrtOpsStatus ort_ops_conv_grad_get_workspace_size(
     if (dx != nullptr) {
       if (const auto status = CheckLike("dx", dx, "x", *x)) return status;
     }
-    if (const auto status = CheckLike("dw", dw, "w", *w)) return status;
     if (const auto status = CheckBias(db, *w)) return status;
+    if (const auto status = CheckLike("dw", dw, "w", *w)) return status;
     problem.dy = static_cast<const float*>(dy->data);
     problem.x = static_cast<const float*>(x->data);
     problem.w = static_cast<const float*>(w->data);

@@ -9,7 +9,7 @@ namespace ort_ops {
 namespace {
 
 enum Input : size_t { kDy, kX, kW };
-enum Output : size_t { kDx, kDw, kDb };
+enum Output : size_t { kDx, kDb, kDw };
 enum Attribute : size_t { kStrides, kDilations, kPads, kGroup };
 
 constexpr SlotType kFloat = Fixed(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
@@ -44,7 +44,7 @@ OrtOpsStatus Plan(const Call& call, size_t* workspace_bytes, OrtOpsExecutor** ex
   }
   const auto& in = call.inputs;
   const auto& out = call.outputs;
-  return ort_ops_conv_grad_get_workspace_size(in[kDy], in[kX], in[kW], out[kDx], out[kDw], out[kDb], &convolution,
+  return ort_ops_conv_grad_get_workspace_size(in[kDy], in[kX], in[kW], out[kDx], out[kDb], out[kDw], &convolution,
                                               workspace_bytes, executor);
 }
 
@@ -60,7 +60,7 @@ using Integers = std::vector<int64_t>;
 
 const OpDescription kConvGrad = {"ConvGrad",
                                  {{kFloat, false}, {kFloat, false}, {kFloat, false}},
-                                 {{kFloat, true, kX}, {kFloat, false, kW}, {kFloat, true, kOwnShape}},
+                                 {{kFloat, true, kX}, {kFloat, true, kOwnShape}, {kFloat, false, kW}},
                                  {{"strides", Integers{1, 1}},
                                   {"dilations", Integers{1, 1}},
                                   {"pads", Integers{0, 0, 0, 0}},

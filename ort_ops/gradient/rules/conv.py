@@ -192,14 +192,14 @@ def conv(c: Vjp) -> Grads:
 
 def _conv_grad(c: Vjp, window: _Window, pads: list[int], group: int) -> Grads:
     operator = operators.CONV_GRAD
-    gradients = c.multi(
+    dx, db, dw = c.multi(
         operator.name, c.dy(), c.x(0), c.x(1), domain=operator.domain, version=operator.version, outputs=3,
         strides=window.strides, dilations=window.dilations, pads=pads, group=group,
     )  # fmt: skip
-    for index, gradient in enumerate(gradients):
+    for gradient, index in ((dx, 0), (db, 2)):
         if not c.wants(index):
             gradient.name = ""
-    return [gradient if c.wants(index) else None for index, gradient in enumerate(gradients)]
+    return dx if c.wants(0) else None, dw, db if c.wants(2) else None
 
 
 @vjp("ConvTranspose", limits="with auto_pad or output_shape the input's spatial size must be known")

@@ -36,7 +36,7 @@ def linear(c: Vjp) -> Grads:
     for gradient, index in ((dx, 0), (db, 2)):
         if not c.wants(index):
             gradient.name = ""
-    return dx, dw, db if c.has(2) else None
+    return dx if c.wants(0) else None, dw, db if c.wants(2) else None
 
 
 @vjp(operators.CROSS_ENTROPY.name, domain=operators.DOMAIN, inputs=(0,))
