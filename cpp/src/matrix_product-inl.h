@@ -136,12 +136,6 @@ HWY_INLINE void PackPanels(StridedMatrix matrix, int64_t rows, int64_t depth, fl
   }
 }
 
-HWY_INLINE StridedMatrix Transposed(StridedMatrix matrix) { return {matrix.data, matrix.column, matrix.row}; }
-
-HWY_INLINE StridedMatrix Part(StridedMatrix matrix, int64_t row, int64_t column) {
-  return {matrix.data + row * matrix.row + column * matrix.column, matrix.row, matrix.column};
-}
-
 // ---------------------------------------------------------------- tiles
 
 // What is added to a tile of C: C itself, or a bias whose `row` is 0; `data` is null for nothing.

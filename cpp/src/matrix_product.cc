@@ -156,12 +156,10 @@ OrtOpsStatus Multiply(const MatrixProduct& product, void* workspace, const OrtOp
     const int64_t columns = std::min(block_columns, product.columns - j);
     for (int64_t k = 0; k < product.depth; k += block_depth) {
       const int64_t depth = std::min(block_depth, product.depth - k);
-      const StridedMatrix a = {product.a.data + k * product.a.column, product.a.row, product.a.column};
-      const StridedMatrix b = {product.b.data + k * product.b.row + j * product.b.column, product.b.row,
-                               product.b.column};
       const float* bias = product.bias == nullptr ? nullptr : product.bias + j;
-      const ProductBlock block = {{product.rows, columns, depth, a, b, bias, product.c + j},
-                                  product.columns, k == 0, static_cast<float*>(workspace)};
+      const ProductBlock block = {
+          {product.rows, columns, depth, Part(product.a, 0, k), Part(product.b, k, j), bias, product.c + j},
+          product.columns, k == 0, static_cast<float*>(workspace)};
       if (const OrtOpsStatus status = RunBlock(block, parallel_for)) return status;
     }
   }

@@ -17,6 +17,13 @@ struct StridedMatrix {
   int64_t column;
 };
 
+inline StridedMatrix Transposed(StridedMatrix matrix) { return {matrix.data, matrix.column, matrix.row}; }
+
+// What is left of the matrix from a row and a column on.
+inline StridedMatrix Part(StridedMatrix matrix, int64_t row, int64_t column) {
+  return {matrix.data + row * matrix.row + column * matrix.column, matrix.row, matrix.column};
+}
+
 // C = A * B + bias with A [rows, depth], B [depth, columns], bias [columns] for every row, or null, and C
 // [rows, columns], whose rows lie behind one another.
 struct MatrixProduct {

@@ -16,7 +16,6 @@ namespace ort_ops::linear {
 namespace {
 
 StridedMatrix RowMajor(const float* data, int64_t columns) { return {data, columns, 1}; }
-StridedMatrix Transposed(StridedMatrix matrix) { return {matrix.data, matrix.column, matrix.row}; }
 
 // [in, out], however it lies.
 StridedMatrix Weight(const Layer& layer) {
