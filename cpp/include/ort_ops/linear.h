@@ -15,8 +15,8 @@
 extern "C" {
 #endif
 
-/* Phase one. All tensors are float. x: [..., in], rank 2 to 8; w: [in, out], or [out, in] where weight_layout is out_in; b: [out], or
- * NULL for none; y: [..., out]. weight_layout is in_out or out_in. The workspace is at most 9 MiB. */
+/* Phase one. All tensors are float. x: [..., in], rank 2 to 8; w: [in, out] where weight_layout is in_out, [out, in] where it is
+ * out_in; b: [out], or NULL for none; y: [..., out]. The workspace is at most 9 MiB. */
 ORT_OPS_EXPORT OrtOpsStatus ort_ops_linear_get_workspace_size(const OrtOpsTensor* x, const OrtOpsTensor* w,
                                                               const OrtOpsTensor* b, const OrtOpsTensor* y,
                                                               const char* weight_layout, size_t* workspace_bytes,
