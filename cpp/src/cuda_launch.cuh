@@ -10,6 +10,7 @@
 
 #include "cuda_device.h"
 #include "cuda_status.h"
+#include "rounding.h"
 
 namespace ort_ops {
 
@@ -42,8 +43,6 @@ OrtOpsStatus AllowSharedMemory(void (*kernel)(TArguments), int shared_bytes_per_
 }
 
 inline dim3 Grid(int64_t x, int64_t y = 1) { return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)); }
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 constexpr int kBlockThreads = 256;
 

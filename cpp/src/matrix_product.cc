@@ -7,6 +7,7 @@
 //
 #include "matrix_product-inl.h"
 #include "matrix_product.h"
+#include "rounding.h"
 
 // Once for all instruction sets.
 #ifndef ORT_OPS_MATRIX_PRODUCT_BLOCKS_
@@ -38,8 +39,6 @@ struct Range {
 constexpr Range Piece(int64_t size, int64_t index, int64_t pieces) {
   return {index * size / pieces, (index + 1) * size / pieces};
 }
-
-constexpr int64_t CeilDiv(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // The size of the pieces of `count`, at most `largest`, when they are as large as one another.
 constexpr int64_t EvenSize(int64_t count, int64_t largest) { return CeilDiv(count, CeilDiv(count, largest)); }
@@ -140,7 +139,7 @@ void FillWithBias(const MatrixProduct& product) {
 }  // namespace
 
 size_t MultiplyWorkspaceBytes(const MatrixProduct& product) {
-  const int64_t columns = CeilDiv(std::min(kBlockColumns, product.columns), kWidestPanel) * kWidestPanel;
+  const int64_t columns = RoundUp(std::min(kBlockColumns, product.columns), kWidestPanel);
   return static_cast<size_t>(columns * std::min(kBlockDepth, product.depth)) * sizeof(float);
 }
 

@@ -8,6 +8,7 @@
 
 #include "add_layer_norm_grad/cuda_limits.h"
 #include "last_error.h"
+#include "rounding.h"
 #include "tensor_checks.h"
 
 namespace ort_ops::add_layer_norm_grad {
@@ -31,9 +32,6 @@ constexpr int64_t kMaxSplits = 256;          // one thread adds up the pieces of
 constexpr int kBlocksPerMultiprocessor = 4;  // of kSumThreads: enough bytes in flight to keep the memory busy
 constexpr int64_t kMaxParts = 65535;         // CUDA's limit of a grid's second dimension
 constexpr int64_t kMaxCols = int64_t{1} << 35;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 int RoundUpToPowerOfTwo(int64_t value) {
   int power = 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "rounding.h"
 #include "tensor_checks.h"
 
 namespace ort_ops::add_layer_norm_grad {
@@ -19,9 +20,6 @@ constexpr int64_t kDyBytesPerWorkspaceByte = 50;  // 2 %
 constexpr int64_t kPartialAlignment = 64;         // floats: whole cache lines and two vectors of any instruction set
 // Partial sums per task of the second step: below it, starting another thread costs more than it saves.
 constexpr int64_t kBytesPerTile = 256 << 10;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 int64_t MaxPartialBlocks(const Problem& problem, int64_t block_bytes) {
   const int64_t dy_bytes = problem.rows * problem.cols * static_cast<int64_t>(ElementBytes(problem.type));

@@ -74,7 +74,7 @@ struct Blocking {
 // The largest blocks, of `total` positions or cells.
 Blocking LargestBlocks(const Problem& problem, const Extent& total) {
   constexpr int64_t kRowsOfSums = 4;  // that the kernels work on at a time
-  const int64_t channels = std::min(kMaxChannels, RoundUp(DivideUp(kKernelElements, problem.KernelSize()), kRowsOfSums));
+  const int64_t channels = std::min(kMaxChannels, RoundUp(CeilDiv(kKernelElements, problem.KernelSize()), kRowsOfSums));
   return {total, std::min(channels, problem.channels), std::min(kMaxFilters, problem.filters)};
 }
 
@@ -87,8 +87,8 @@ Extent ExtentOf(const Plan& plan, int64_t (*length)(const Axis&, const Cells&)) 
 Blocks BlocksOf(const Extent& total, const Extent& extent) {
   Blocks blocks;
   for (size_t a = 0; a < kAxes; ++a) {
-    blocks.count[a] = DivideUp(total[a], extent[a]);
-    blocks.extent[a] = DivideUp(total[a], blocks.count[a]);  // as equal as they can be
+    blocks.count[a] = CeilDiv(total[a], extent[a]);
+    blocks.extent[a] = CeilDiv(total[a], blocks.count[a]);  // as equal as they can be
   }
   return blocks;
 }
@@ -152,18 +152,18 @@ WeightPlan MakeWeightPlan(const Plan& plan) {
     weight.positions = BlocksOf(total, blocking.extent);
     LayOut(plan, weight);
   } while (weight.scratch > kScratchFloats && blocking.MakeSmaller());
-  weight.channel_blocks = DivideUp(problem.channels, weight.channels);
-  weight.filter_blocks = DivideUp(problem.filters, weight.filters);
+  weight.channel_blocks = CeilDiv(problem.channels, weight.channels);
+  weight.filter_blocks = CeilDiv(problem.filters, weight.filters);
   const int64_t blocks = Product(weight.positions.count);
   const int64_t units = problem.groups * weight.filter_blocks * weight.channel_blocks;
   if (blocks == 1) {
-    const int64_t wanted = std::min({DivideUp(kPositionsInSum, Product(weight.positions.extent)),
-                                     kScratchFloats / weight.scratch, DivideUp(problem.batch * units, kWantedUnits)});
+    const int64_t wanted = std::min({CeilDiv(kPositionsInSum, Product(weight.positions.extent)),
+                                     kScratchFloats / weight.scratch, CeilDiv(problem.batch * units, kWantedUnits)});
     weight.images = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, problem.batch));
     LayOut(plan, weight);
   }
-  weight.items = DivideUp(problem.batch, weight.images) * blocks;
-  const int64_t parts = std::min({weight.items, DivideUp(kWantedUnits, units), kPartialFloats / problem.WeightSize()});
+  weight.items = CeilDiv(problem.batch, weight.images) * blocks;
+  const int64_t parts = std::min({weight.items, CeilDiv(kWantedUnits, units), kPartialFloats / problem.WeightSize()});
   weight.parts = std::max<int64_t>(1, parts);
   return weight;
 }
@@ -210,7 +210,7 @@ InputPlan MakeInputPlan(const Plan& plan) {
     input.cells = BlocksOf(total, blocking.extent);
     LayOut(plan, input);
   } while (input.scratch > kScratchFloats && blocking.MakeSmaller());
-  input.channel_blocks = DivideUp(problem.channels, input.channels);
+  input.channel_blocks = CeilDiv(problem.channels, input.channels);
   for (size_t a = 0; a < kAxes; ++a) {
     const Axis& axis = problem.axes[a];
     const Cells& cells = plan.cells[a];

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "conv_grad/problem.h"
+#include "rounding.h"
 
 namespace ort_ops::conv_grad {
 
@@ -20,8 +21,6 @@ using Extent = std::array<int64_t, kAxes>;
 
 constexpr int64_t kFloatsPerLine = 16;  // and the lanes of the widest vector
 
-constexpr int64_t RoundUp(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-constexpr int64_t DivideUp(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
 inline int64_t Product(const Extent& extent) { return extent[0] * extent[1] * extent[2]; }
 
 // Where on one axis a unit's block begins, and what is known of the axis.

@@ -9,6 +9,7 @@
 #include "embedding_grad/problem.h"
 #include "executor.h"
 #include "ort_ops/embedding_grad.h"
+#include "rounding.h"
 #include "tensor_checks.h"
 
 namespace ort_ops::embedding_grad {
@@ -19,8 +20,6 @@ namespace {
 constexpr int64_t kColsPerBlock = 128;
 // 1 MiB of the table: going through the indices costs little beside clearing that much.
 constexpr int64_t kElementsPerBlock = 1 << 18;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 template <class Index>
 class Executor final : public ExecutorOf<Problem> {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "rounding.h"
+
 namespace ort_ops::linear {
 namespace {
 
@@ -11,9 +13,9 @@ constexpr int64_t kMinRowsPerBlock = 64;
 constexpr int64_t kMaxBlocks = 64;
 constexpr int64_t kRowsAtOnce = 4;
 
-int64_t RowsPerBlock(int64_t rows) { return std::max(kMinRowsPerBlock, (rows + kMaxBlocks - 1) / kMaxBlocks); }
+int64_t RowsPerBlock(int64_t rows) { return std::max(kMinRowsPerBlock, CeilDiv(rows, kMaxBlocks)); }
 
-int64_t Blocks(int64_t rows) { return (rows + RowsPerBlock(rows) - 1) / RowsPerBlock(rows); }
+int64_t Blocks(int64_t rows) { return CeilDiv(rows, RowsPerBlock(rows)); }
 
 void SumBlock(const float* matrix, int64_t rows, int64_t columns, float* sums) {
   std::fill_n(sums, columns, 0.0f);
